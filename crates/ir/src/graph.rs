@@ -1,0 +1,282 @@
+//! The graph: SSA values, nodes in an order that defines before it uses, named inputs and outputs.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::op::{Op, OpError, Rule};
+use crate::types::{Phase, Role, Type};
+
+/// The index of a value in [`Graph::values`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ValueId(pub u32);
+
+/// The index of a node in [`Graph::nodes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct NodeId(pub u32);
+
+impl ValueId {
+    /// As an index.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl NodeId {
+    /// As an index.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// How a persistent tensor is filled before the first step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Init {
+    /// All zero.
+    Zeros,
+    /// All one.
+    Ones,
+    /// Normal with mean 0 and that standard deviation, from the job's seed and the tensor's name.
+    Normal(f64),
+}
+
+/// Where the bytes of an input come from.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Binding {
+    /// Written by the session before each run of the program.
+    Fed,
+    /// Lives at one offset for the whole job: weights and optimizer state.
+    Persistent {
+        /// How it is filled at first.
+        init: Init,
+        /// Whether autodiff makes a gradient for it.
+        trainable: bool,
+    },
+    /// Left there by an earlier program of the same routine: gradients on their way to the update.
+    Carried,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Source {
+    /// An input of the graph.
+    Input(Binding),
+    /// Output number `output` of a node.
+    Node {
+        /// The defining node.
+        node: NodeId,
+        /// Which of its outputs.
+        output: usize,
+    },
+}
+
+/// One SSA value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// An input's unique name; empty for what a node makes.
+    pub name: Arc<str>,
+    /// Dtype and shape.
+    pub ty: Type,
+    /// What the bytes are for.
+    pub role: Role,
+    /// Who makes it.
+    pub source: Source,
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// What it computes.
+    pub op: Op,
+    /// Its operands.
+    pub inputs: Vec<ValueId>,
+    /// Its results.
+    pub outputs: Vec<ValueId>,
+    /// The part of the model it belongs to, e.g. `layers.7.mlp`.
+    pub scope: Arc<str>,
+    /// The part of the step it belongs to.
+    pub phase: Phase,
+}
+
+/// What happens to an output when its program ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputKind {
+    /// The session reads it.
+    Read,
+    /// It stays for later programs of the routine, which see it as a [`Binding::Carried`] input of the same name.
+    Carry,
+    /// It takes the storage of that persistent or carried input, which it replaces.
+    Update(ValueId),
+}
+
+/// A named result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// Unique among the graph's outputs.
+    pub name: Arc<str>,
+    /// The value.
+    pub value: ValueId,
+    /// What becomes of it.
+    pub kind: OutputKind,
+}
+
+/// A list of nodes over values. Nodes stand in an order in which definitions come before uses.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Graph {
+    /// All values, inputs included.
+    pub values: Vec<Value>,
+    /// All nodes, in a legal order.
+    pub nodes: Vec<Node>,
+    /// Named results.
+    pub outputs: Vec<Output>,
+}
+
+impl Graph {
+    /// An empty graph.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an input.
+    pub fn input(&mut self, name: &str, ty: Type, role: Role, binding: Binding) -> ValueId {
+        self.push_value(Value {
+            name: name.into(),
+            ty,
+            role,
+            source: Source::Input(binding),
+        })
+    }
+
+    /// Appends a node and returns its outputs, whose types the operation's rule gives.
+    ///
+    /// # Errors
+    /// The operands do not fit the operation.
+    pub fn push(
+        &mut self,
+        op: Op,
+        inputs: &[ValueId],
+        scope: &Arc<str>,
+        phase: Phase,
+        role: Role,
+    ) -> Result<Vec<ValueId>, OpError> {
+        let operands: Vec<Type> = inputs.iter().map(|&v| self.ty(v).clone()).collect();
+        let node = NodeId(self.nodes.len() as u32);
+        let outputs = op
+            .infer(&operands)?
+            .into_iter()
+            .enumerate()
+            .map(|(output, ty)| {
+                self.push_value(Value {
+                    name: "".into(),
+                    ty,
+                    role,
+                    source: Source::Node { node, output },
+                })
+            })
+            .collect::<Vec<_>>();
+        self.nodes.push(Node {
+            op,
+            inputs: inputs.to_vec(),
+            outputs: outputs.clone(),
+            scope: scope.clone(),
+            phase,
+        });
+        Ok(outputs)
+    }
+
+    /// Adds a value; its source must name a node that lists it.
+    pub fn push_value(&mut self, value: Value) -> ValueId {
+        self.values.push(value);
+        ValueId(self.values.len() as u32 - 1)
+    }
+
+    /// Declares a result.
+    pub fn output(&mut self, name: &str, value: ValueId, kind: OutputKind) {
+        self.outputs.push(Output {
+            name: name.into(),
+            value,
+            kind,
+        });
+    }
+
+    /// A value.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.index()]
+    }
+
+    /// A node.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.index()]
+    }
+
+    /// A value's type.
+    pub fn ty(&self, id: ValueId) -> &Type {
+        &self.value(id).ty
+    }
+
+    /// The node that makes a value, `None` for an input.
+    pub fn producer(&self, id: ValueId) -> Option<NodeId> {
+        match self.value(id).source {
+            Source::Node { node, .. } => Some(node),
+            Source::Input(_) => None,
+        }
+    }
+
+    /// The binding of an input, `None` for what a node makes.
+    pub fn binding(&self, id: ValueId) -> Option<Binding> {
+        match self.value(id).source {
+            Source::Input(binding) => Some(binding),
+            Source::Node { .. } => None,
+        }
+    }
+
+    /// All inputs, in the order they were added.
+    pub fn inputs(&self) -> impl Iterator<Item = (ValueId, &Value, Binding)> {
+        self.values
+            .iter()
+            .enumerate()
+            .filter_map(|(i, value)| match value.source {
+                Source::Input(binding) => Some((ValueId(i as u32), value, binding)),
+                Source::Node { .. } => None,
+            })
+    }
+
+    /// The input of that name.
+    pub fn input_named(&self, name: &str) -> Option<ValueId> {
+        self.inputs()
+            .find(|(_, value, _)| &*value.name == name)
+            .map(|(id, ..)| id)
+    }
+
+    /// The result of that name.
+    pub fn output_named(&self, name: &str) -> Option<&Output> {
+        self.outputs.iter().find(|output| &*output.name == name)
+    }
+
+    /// The types of a node's operands.
+    pub fn operand_types(&self, node: &Node) -> Vec<&Type> {
+        node.inputs.iter().map(|&v| self.ty(v)).collect()
+    }
+
+    /// The types of a node's results.
+    pub fn result_types(&self, node: &Node) -> Vec<&Type> {
+        node.outputs.iter().map(|&v| self.ty(v)).collect()
+    }
+
+    /// A name for a person: an input's own, else scope, operation and output, e.g. `layers.0.mlp/swiglu`.
+    pub fn describe(&self, id: ValueId) -> String {
+        match self.value(id).source {
+            Source::Input(_) => self.value(id).name.to_string(),
+            Source::Node { node, output } => {
+                let node = self.node(node);
+                let mut text = format!("{}/{}", node.scope, node.op.name());
+                if node.outputs.len() > 1 {
+                    text.push_str(&format!("#{output}"));
+                }
+                text
+            }
+        }
+    }
+}

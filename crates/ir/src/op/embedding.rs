@@ -1,0 +1,124 @@
+//! Token embedding and its gradient.
+
+use serde::{Deserialize, Serialize};
+
+use super::check::Check;
+use super::{Accumulate, Alias, Cost, Gradient, Op, OpError, Rule};
+use crate::tensor::Tensor;
+use crate::types::Type;
+
+/// `ids: i32[T], weight: f32[V, H] → f32[T, H]`: one row of the table per token. Ids lie in `0..V`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Embedding {}
+
+impl Rule for Embedding {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
+        let check = Check::arity("embedding", inputs, 2)?;
+        let rows = inputs[0].dim(0);
+        check.ids(0, "ids", rows)?;
+        let weight = check.float(1, "weight", 2)?;
+        Ok(vec![Type::f32([rows, weight.dim(1)])])
+    }
+
+    fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
+        Cost {
+            flops: 0,
+            bytes: inputs[0].bytes() + 2 * outputs[0].bytes(),
+        }
+    }
+
+    fn aliases(&self) -> Vec<Alias> {
+        Vec::new()
+    }
+
+    fn accumulating(&self, _output: usize) -> Option<Op> {
+        None
+    }
+
+    fn gradient(&self, g: &mut Gradient<'_>) -> Result<(), OpError> {
+        let dy = g.result(0)?;
+        if g.wants(1) {
+            let backward = EmbeddingBackward {
+                vocab_size: g.dim(1, 0),
+                accumulate: Accumulate::NONE,
+            };
+            let dw = g.emit(backward, &[g.input(0), dy])?[0];
+            g.give(1, dw);
+        }
+        Ok(())
+    }
+
+    fn reference(&self, inputs: &[Tensor]) -> Vec<Tensor> {
+        let [ids, weight] = inputs else { unreachable!() };
+        let mut y = Tensor::zeros([ids.data.len() as u64, weight.cols() as u64]);
+        for (t, &id) in ids.data.iter().enumerate() {
+            y.row_mut(t).copy_from_slice(weight.row(id as usize));
+        }
+        vec![y]
+    }
+}
+
+/// `ids: i32[T], dy: f32[T, H] → dweight: f32[V, H]`: rows of `dy` summed by token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EmbeddingBackward {
+    /// `V`.
+    pub vocab_size: u64,
+    /// Result 0 may accumulate: a tied embedding's gradient is one buffer.
+    #[serde(default, skip_serializing_if = "Accumulate::is_none")]
+    pub accumulate: Accumulate,
+}
+
+impl Rule for EmbeddingBackward {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
+        let check = Check::arity("embedding_backward", inputs, 2 + self.accumulate.count())?;
+        let dy = check.float(1, "dy", 2)?;
+        check.ids(0, "ids", dy.dim(0))?;
+        let dw = Type::f32([self.vocab_size, dy.dim(1)]);
+        if let Some(addend) = self.accumulate.operand(2, 0) {
+            check.exactly(addend, "the addend", &dw)?;
+        }
+        Ok(vec![dw])
+    }
+
+    fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
+        let touched = if self.accumulate.is_none() {
+            outputs[0].bytes()
+        } else {
+            2 * inputs[1].bytes()
+        };
+        Cost {
+            flops: inputs[1].shape.elements(),
+            bytes: inputs[0].bytes() + inputs[1].bytes() + touched,
+        }
+    }
+
+    fn aliases(&self) -> Vec<Alias> {
+        self.accumulate.aliases(2).collect()
+    }
+
+    fn accumulating(&self, output: usize) -> Option<Op> {
+        let accumulate = self.accumulate.with(output);
+        Some(
+            Self {
+                accumulate,
+                ..self.clone()
+            }
+            .into(),
+        )
+    }
+
+    fn gradient(&self, g: &mut Gradient<'_>) -> Result<(), OpError> {
+        g.none()
+    }
+
+    fn reference(&self, inputs: &[Tensor]) -> Vec<Tensor> {
+        let (ids, dy) = (&inputs[0], &inputs[1]);
+        let mut dw = Tensor::zeros([self.vocab_size, dy.cols() as u64]);
+        for (t, &id) in ids.data.iter().enumerate() {
+            for (w, d) in dw.row_mut(id as usize).iter_mut().zip(dy.row(t)) {
+                *w += d;
+            }
+        }
+        self.accumulate.add_to(2, inputs, vec![dw])
+    }
+}

@@ -1,0 +1,128 @@
+//! Rotary position embedding (Su et al. 2021, arXiv:2104.09864), in the half-split layout of Hugging Face's LLaMA.
+
+use serde::{Deserialize, Serialize};
+
+use super::check::Check;
+use super::{Alias, Cost, Gradient, Op, OpError, Rule};
+use crate::tensor::Tensor;
+use crate::types::Type;
+
+/// `positions: i32[T] → table: f32[T, head_dim]`: the cosines of each row's angles, then their sines.
+///
+/// Angle `i` of position `p` is `p·theta^(−2i/head_dim)`. Made once per run, used by every layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RopeTable {
+    /// Elements of a head; even.
+    pub head_dim: u64,
+    /// `rope_theta`.
+    pub theta: f64,
+}
+
+impl Rule for RopeTable {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
+        let check = Check::arity("rope_table", inputs, 1)?;
+        let rows = inputs[0].dim(0);
+        check.ids(0, "positions", rows)?;
+        check.positive("head_dim", self.head_dim)?;
+        if !self.head_dim.is_multiple_of(2) {
+            return check.invalid(format!("head_dim is {}, expected an even number", self.head_dim));
+        }
+        Ok(vec![Type::f32([rows, self.head_dim])])
+    }
+
+    fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
+        Cost::touching(20 * outputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn aliases(&self) -> Vec<Alias> {
+        Vec::new()
+    }
+
+    fn accumulating(&self, _output: usize) -> Option<Op> {
+        None
+    }
+
+    /// Positions are integers: there is nothing to give.
+    fn gradient(&self, _g: &mut Gradient<'_>) -> Result<(), OpError> {
+        Ok(())
+    }
+
+    fn reference(&self, inputs: &[Tensor]) -> Vec<Tensor> {
+        let positions = &inputs[0].data;
+        let half = self.head_dim as usize / 2;
+        let mut table = Tensor::zeros([positions.len() as u64, self.head_dim]);
+        for (t, position) in positions.iter().enumerate() {
+            for i in 0..half {
+                let angle = position * self.theta.powf(-(2.0 * i as f64) / self.head_dim as f64);
+                table.row_mut(t)[i] = angle.cos();
+                table.row_mut(t)[half + i] = angle.sin();
+            }
+        }
+        vec![table]
+    }
+}
+
+/// `x: f32[T, heads·head_dim], table: f32[T, head_dim] → f32[T, heads·head_dim]`: each head's halves `(a, b)` become
+/// `(a·cos − b·sin, b·cos + a·sin)`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rope {
+    /// Rotate backwards: the gradient of the rotation.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub inverse: bool,
+}
+
+impl Rule for Rope {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
+        let check = Check::arity("rope", inputs, 2)?;
+        let x = check.float(0, "x", 2)?;
+        let table = check.float(1, "table", 2)?;
+        check.same("table's rows", table.dim(0), "x's rows", x.dim(0))?;
+        check.positive("head_dim", table.dim(1))?;
+        if !x.dim(1).is_multiple_of(table.dim(1)) {
+            return check.invalid(format!(
+                "x has {} columns, which head_dim {} does not divide",
+                x.dim(1),
+                table.dim(1)
+            ));
+        }
+        Ok(vec![x.clone()])
+    }
+
+    fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
+        Cost::touching(3 * inputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn aliases(&self) -> Vec<Alias> {
+        vec![Alias::in_place(0, 0)]
+    }
+
+    fn accumulating(&self, _output: usize) -> Option<Op> {
+        None
+    }
+
+    fn gradient(&self, g: &mut Gradient<'_>) -> Result<(), OpError> {
+        let dy = g.result(0)?;
+        let backward = Rope { inverse: !self.inverse };
+        let dx = g.emit(backward, &[dy, g.input(1)])?[0];
+        g.give(0, dx);
+        Ok(())
+    }
+
+    fn reference(&self, inputs: &[Tensor]) -> Vec<Tensor> {
+        let (x, table) = (&inputs[0], &inputs[1]);
+        let half = table.cols() / 2;
+        let sign = if self.inverse { -1.0 } else { 1.0 };
+        let mut y = x.clone();
+        for t in 0..x.rows() {
+            let (cos, sin) = table.row(t).split_at(half);
+            for head in y.row_mut(t).chunks_mut(2 * half) {
+                for i in 0..half {
+                    let (a, b, s) = (head[i], head[half + i], sign * sin[i]);
+                    head[i] = a * cos[i] - b * s;
+                    head[half + i] = b * cos[i] + a * s;
+                }
+            }
+        }
+        vec![y]
+    }
+}

@@ -1,0 +1,214 @@
+//! Element types, shapes, and the two labels that every report speaks in: roles and phases.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The type of one element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// IEEE 754 binary32.
+    F32,
+    /// bfloat16: the upper half of an `F32`.
+    Bf16,
+    /// IEEE 754 binary16.
+    F16,
+    /// 32-bit signed integer: token ids, positions.
+    I32,
+    /// Raw byte.
+    U8,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub fn size(self) -> u64 {
+        match self {
+            DType::F32 | DType::I32 => 4,
+            DType::Bf16 | DType::F16 => 2,
+            DType::U8 => 1,
+        }
+    }
+
+    /// The name used in text forms, e.g. `f32`.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::Bf16 => "bf16",
+            DType::F16 => "f16",
+            DType::I32 => "i32",
+            DType::U8 => "u8",
+        }
+    }
+
+    /// The dtype of that [`name`](Self::name).
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::F32, Self::Bf16, Self::F16, Self::I32, Self::U8]
+            .into_iter()
+            .find(|dtype| dtype.name() == name)
+    }
+}
+
+/// A static shape, outermost dimension first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Shape(pub Vec<u64>);
+
+impl Shape {
+    /// The number of elements, saturating at `u64::MAX` so that an absurd shape is too large and never wraps.
+    pub fn elements(&self) -> u64 {
+        self.0.iter().fold(1, |n, &d| n.saturating_mul(d))
+    }
+
+    /// The dimensions.
+    pub fn dims(&self) -> &[u64] {
+        &self.0
+    }
+}
+
+impl<const N: usize> From<[u64; N]> for Shape {
+    fn from(dims: [u64; N]) -> Self {
+        Self(dims.to_vec())
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[")?;
+        for (i, dim) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str("x")?;
+            }
+            write!(f, "{dim}")?;
+        }
+        f.write_str("]")
+    }
+}
+
+/// A dtype and a shape. Printed as `f32[2048x576]`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Type {
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions.
+    pub shape: Shape,
+}
+
+impl Type {
+    /// A type of that dtype and shape.
+    pub fn new(dtype: DType, shape: impl Into<Shape>) -> Self {
+        Self {
+            dtype,
+            shape: shape.into(),
+        }
+    }
+
+    /// An `f32` tensor.
+    pub fn f32(shape: impl Into<Shape>) -> Self {
+        Self::new(DType::F32, shape)
+    }
+
+    /// An `i32` tensor.
+    pub fn i32(shape: impl Into<Shape>) -> Self {
+        Self::new(DType::I32, shape)
+    }
+
+    /// Bytes of a contiguous tensor, saturating.
+    pub fn bytes(&self) -> u64 {
+        self.shape.elements().saturating_mul(self.dtype.size())
+    }
+
+    /// The size of dimension `axis`, 1 where there is none.
+    pub fn dim(&self, axis: usize) -> u64 {
+        self.shape.0.get(axis).copied().unwrap_or(1)
+    }
+
+    /// All dimensions but the last, multiplied: the rows of a matrix.
+    pub fn rows(&self) -> u64 {
+        let dims = self.shape.dims();
+        dims[..dims.len().saturating_sub(1)]
+            .iter()
+            .fold(1, |n, &d| n.saturating_mul(d))
+    }
+
+    /// The last dimension: the columns of a matrix.
+    pub fn cols(&self) -> u64 {
+        self.shape.0.last().copied().unwrap_or(1)
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.dtype.name(), self.shape)
+    }
+}
+
+/// Defines an enum of labels with their names, so that text forms and reports spell each in one place.
+macro_rules! labels {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum $name { $($(#[$doc])* $variant),+ }
+
+        impl $name {
+            /// Every label, in the order reports list them.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// The label as text forms and reports write it.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $text),+ }
+            }
+
+            /// The label of that [`name`](Self::name).
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name { $($text => Some(Self::$variant),)+ _ => None }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
+            }
+        }
+    };
+}
+
+labels! {
+    /// What a buffer is for. Reports add bytes up by role.
+    Role {
+        /// A model parameter.
+        Weight = "weight",
+        /// A low-rank or other added trainable branch.
+        Adapter = "adapter",
+        /// A gradient of a parameter.
+        Gradient = "gradient",
+        /// Momenta and other state of the optimizer.
+        OptimizerState = "optimizer_state",
+        /// Data fed from outside: tokens, targets, the learning rate.
+        Input = "input",
+        /// An intermediate value, or the gradient of one.
+        Activation = "activation",
+        /// Scratch memory of one node.
+        Workspace = "workspace",
+        /// Keys and values kept between decoding steps.
+        KvCache = "kv_cache",
+        /// A staging buffer of a transfer between tiers.
+        HostStage = "host_stage",
+    }
+}
+
+labels! {
+    /// Which part of a step a node belongs to.
+    Phase {
+        /// The model's own computation.
+        Forward = "forward",
+        /// Gradients.
+        Backward = "backward",
+        /// Forward work done again so that its result need not be kept.
+        Recompute = "recompute",
+        /// The optimizer.
+        Update = "update",
+        /// Copies between tiers.
+        Transfer = "transfer",
+    }
+}
