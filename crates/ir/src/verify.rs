@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::graph::{Binding, Graph, NodeId, OutputKind, Source, ValueId};
+use crate::graph::{Binding, Graph, Init, NodeId, OutputKind, Source, ValueId};
 use crate::op::{AliasKind, OpError, Rule};
 use crate::stage::{Program, Routine, Step};
 use crate::types::Type;
@@ -187,7 +187,7 @@ impl Step {
     /// # Errors
     /// The first thing that does not hold, with its program.
     pub fn verify(&self) -> Result<(), VerifyError> {
-        let mut persistent: HashMap<&str, (&Type, Binding)> = HashMap::new();
+        let mut persistent: HashMap<&str, (&Type, Init)> = HashMap::new();
         for (routine, program) in self.programs() {
             let name = format!("{}/{}", routine.name, program.name);
             program.graph.verify().map_err(|error| match error {
@@ -201,14 +201,17 @@ impl Step {
                 return malformed(name, "must repeat at least once");
             }
             for (_, value, binding) in program.graph.inputs() {
-                if !matches!(binding, Binding::Persistent { .. }) {
+                let Binding::Persistent { init, .. } = binding else {
                     continue;
-                }
-                let seen = persistent.entry(&value.name).or_insert((&value.ty, binding));
-                if *seen != (&value.ty, binding) {
+                };
+                let seen = persistent.entry(&value.name).or_insert((&value.ty, init));
+                if *seen != (&value.ty, init) {
                     return malformed(
                         format!("{name}: input \"{}\"", value.name),
-                        format!("is {} here and {} in another program", value.ty, seen.0),
+                        format!(
+                            "is {} {init:?} here, {} {:?} in another program",
+                            value.ty, seen.0, seen.1
+                        ),
                     );
                 }
             }

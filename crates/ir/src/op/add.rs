@@ -29,7 +29,7 @@ impl Rule for Add {
         vec![Alias::in_place(0, 0), Alias::in_place(0, 1)]
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 

@@ -99,7 +99,7 @@ impl Rule for Attention {
         Vec::new()
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 
@@ -174,7 +174,7 @@ impl Rule for AttentionBackward {
         Vec::new()
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 

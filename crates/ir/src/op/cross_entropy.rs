@@ -33,7 +33,7 @@ impl Rule for SoftmaxCrossEntropy {
         Vec::new()
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 
@@ -89,7 +89,7 @@ impl Rule for SoftmaxCrossEntropyBackward {
         vec![Alias::in_place(0, 0)]
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 

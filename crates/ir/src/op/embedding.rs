@@ -31,7 +31,7 @@ impl Rule for Embedding {
         Vec::new()
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 
@@ -96,15 +96,13 @@ impl Rule for EmbeddingBackward {
         self.accumulate.aliases(2).collect()
     }
 
-    fn accumulating(&self, output: usize) -> Option<Op> {
-        let accumulate = self.accumulate.with(output);
-        Some(
-            Self {
-                accumulate,
-                ..self.clone()
-            }
-            .into(),
-        )
+    fn accumulating(&self, output: usize) -> Option<(Op, usize)> {
+        let (accumulate, addend) = self.accumulate.with(2, output);
+        let op = Self {
+            accumulate,
+            ..self.clone()
+        };
+        Some((op.into(), addend))
     }
 
     fn gradient(&self, g: &mut Gradient<'_>) -> Result<(), OpError> {

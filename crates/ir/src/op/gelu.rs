@@ -41,7 +41,7 @@ impl Rule for Gelu {
         vec![Alias::in_place(0, 0)]
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 
@@ -89,7 +89,7 @@ impl Rule for GeluBackward {
         vec![Alias::in_place(0, 1), Alias::in_place(0, 0)]
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 

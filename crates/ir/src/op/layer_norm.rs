@@ -32,7 +32,7 @@ impl Rule for LayerNorm {
         Vec::new()
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 
@@ -123,15 +123,13 @@ impl Rule for LayerNormBackward {
         aliases
     }
 
-    fn accumulating(&self, output: usize) -> Option<Op> {
-        let accumulate = self.accumulate.with(output);
-        Some(
-            Self {
-                accumulate,
-                ..self.clone()
-            }
-            .into(),
-        )
+    fn accumulating(&self, output: usize) -> Option<(Op, usize)> {
+        let (accumulate, addend) = self.accumulate.with(5, output);
+        let op = Self {
+            accumulate,
+            ..self.clone()
+        };
+        Some((op.into(), addend))
     }
 
     fn gradient(&self, g: &mut Gradient<'_>) -> Result<(), OpError> {

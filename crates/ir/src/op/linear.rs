@@ -51,15 +51,13 @@ impl Rule for Linear {
         self.accumulate.aliases(self.own_operands()).collect()
     }
 
-    fn accumulating(&self, output: usize) -> Option<Op> {
-        let accumulate = self.accumulate.with(output);
-        Some(
-            Self {
-                accumulate,
-                ..self.clone()
-            }
-            .into(),
-        )
+    fn accumulating(&self, output: usize) -> Option<(Op, usize)> {
+        let (accumulate, addend) = self.accumulate.with(self.own_operands(), output);
+        let op = Self {
+            accumulate,
+            ..self.clone()
+        };
+        Some((op.into(), addend))
     }
 
     fn gradient(&self, g: &mut Gradient<'_>) -> Result<(), OpError> {
@@ -124,9 +122,9 @@ impl Rule for LinearBackwardInput {
         self.accumulate.aliases(2).collect()
     }
 
-    fn accumulating(&self, output: usize) -> Option<Op> {
-        let accumulate = self.accumulate.with(output);
-        Some(Self { accumulate }.into())
+    fn accumulating(&self, output: usize) -> Option<(Op, usize)> {
+        let (accumulate, addend) = self.accumulate.with(2, output);
+        Some((Self { accumulate }.into(), addend))
     }
 
     fn gradient(&self, g: &mut Gradient<'_>) -> Result<(), OpError> {
@@ -174,9 +172,9 @@ impl Rule for LinearBackwardWeight {
         self.accumulate.aliases(2).collect()
     }
 
-    fn accumulating(&self, output: usize) -> Option<Op> {
-        let accumulate = self.accumulate.with(output);
-        Some(Self { accumulate }.into())
+    fn accumulating(&self, output: usize) -> Option<(Op, usize)> {
+        let (accumulate, addend) = self.accumulate.with(2, output);
+        Some((Self { accumulate }.into(), addend))
     }
 
     fn gradient(&self, g: &mut Gradient<'_>) -> Result<(), OpError> {
@@ -221,9 +219,9 @@ impl Rule for BiasBackward {
         self.accumulate.aliases(1).collect()
     }
 
-    fn accumulating(&self, output: usize) -> Option<Op> {
-        let accumulate = self.accumulate.with(output);
-        Some(Self { accumulate }.into())
+    fn accumulating(&self, output: usize) -> Option<(Op, usize)> {
+        let (accumulate, addend) = self.accumulate.with(1, output);
+        Some((Self { accumulate }.into(), addend))
     }
 
     fn gradient(&self, g: &mut Gradient<'_>) -> Result<(), OpError> {

@@ -88,14 +88,14 @@ impl Rule for LinearCrossEntropy {
         self.accumulate.aliases(4).collect()
     }
 
-    fn accumulating(&self, output: usize) -> Option<Op> {
+    fn accumulating(&self, output: usize) -> Option<(Op, usize)> {
         (Some(output) == self.weight_result()).then(|| {
-            let accumulate = self.accumulate.with(output);
-            Self {
+            let (accumulate, addend) = self.accumulate.with(4, output);
+            let op = Self {
                 accumulate,
                 ..self.clone()
-            }
-            .into()
+            };
+            (op.into(), addend)
         })
     }
 

@@ -141,9 +141,10 @@ impl Accumulate {
     /// No result is.
     pub const NONE: Self = Self(0);
 
-    /// Result `output` is, too.
-    pub fn with(self, output: usize) -> Self {
-        Self(self.0 | 1 << output)
+    /// Result `output` is, too; with the operand that it is added to, for an operation with `own` operands of its own.
+    pub fn with(self, own: usize, output: usize) -> (Self, usize) {
+        let before = self.0 & ((1 << output) - 1);
+        (Self(self.0 | 1 << output), own + before.count_ones() as usize)
     }
 
     /// Whether none is.
@@ -192,8 +193,9 @@ pub trait Rule {
     /// Which results may lie over which operands.
     fn aliases(&self) -> Vec<Alias>;
 
-    /// The variant that adds result `output` to one more operand (see [`Accumulate`]), if there is one.
-    fn accumulating(&self, output: usize) -> Option<Op>;
+    /// The variant that adds result `output` to one more operand (see [`Accumulate`]), if there is one, and where among the
+    /// operands that addend stands. An operation that already does so gives itself.
+    fn accumulating(&self, output: usize) -> Option<(Op, usize)>;
 
     /// Adds the nodes that make the operands' gradients from the results'.
     ///
@@ -275,7 +277,7 @@ impl Rule for Op {
         self.rule().aliases()
     }
 
-    fn accumulating(&self, output: usize) -> Option<Op> {
+    fn accumulating(&self, output: usize) -> Option<(Op, usize)> {
         self.rule().accumulating(output)
     }
 

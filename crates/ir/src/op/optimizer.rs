@@ -31,7 +31,7 @@ impl Rule for GlobalNorm {
         Vec::new()
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 
@@ -90,7 +90,7 @@ impl Rule for AdamW {
         vec![Alias::in_place(0, 0), Alias::in_place(1, 2), Alias::in_place(2, 3)]
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 

@@ -38,7 +38,7 @@ impl Rule for Reshape {
         }]
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 

@@ -38,7 +38,7 @@ impl Rule for RopeTable {
         Vec::new()
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 
@@ -96,7 +96,7 @@ impl Rule for Rope {
         vec![Alias::in_place(0, 0)]
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 

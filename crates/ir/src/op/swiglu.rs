@@ -27,7 +27,7 @@ impl Rule for SwiGlu {
         vec![Alias::in_place(0, 0), Alias::in_place(0, 1)]
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 
@@ -71,7 +71,7 @@ impl Rule for SwiGluBackward {
             .collect()
     }
 
-    fn accumulating(&self, _output: usize) -> Option<Op> {
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
         None
     }
 

@@ -1,0 +1,17 @@
+//! From a step to a plan: an order, lifetimes, offsets, and the words to explain them.
+//!
+//! [`schedule`] fixes the order of every program, [`plan`] places every buffer of it in one arena, and a [`Plan`] can be
+//! printed, checked against a budget, written to a file and read back. Only a plan can run.
+
+pub mod file;
+pub mod liveness;
+pub mod place;
+pub mod plan;
+pub mod report;
+pub mod schedule;
+pub mod validate;
+
+pub use liveness::{Buffer, InPlace, Storage};
+pub use plan::{Plan, PlanError, plan};
+pub use report::{Infeasible, Summary};
+pub use schedule::{Schedule, schedule};

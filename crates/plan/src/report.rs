@@ -1,0 +1,204 @@
+//! A plan in words and numbers: bytes by role, the peak and what makes it, whether it fits.
+
+use std::fmt;
+
+use serde::Serialize;
+use tightfit_ir::{Role, op::Rule};
+
+use crate::plan::Plan;
+
+/// The moment at which one routine keeps most bytes alive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Peak {
+    /// The routine.
+    pub routine: String,
+    /// The program.
+    pub program: String,
+    /// The node running then, as `scope/operation`; empty while results are read.
+    pub op: String,
+    /// Bytes alive by role, persistent ones included; roles without any left out.
+    pub by_role: Vec<(Role, u64)>,
+    /// The largest buffers alive then, largest first, as label, role and bytes.
+    pub largest: Vec<(String, Role, u64)>,
+}
+
+/// One routine's need.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RoutineSummary {
+    /// The routine.
+    pub name: String,
+    /// Programs in order, with how often each runs.
+    pub programs: Vec<(String, u32)>,
+    /// Highest planned byte while it runs, plus one.
+    pub peak_bytes: u64,
+}
+
+/// What `plan` prints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Summary {
+    /// Highest planned byte of the arena, plus one.
+    pub planned_peak_bytes: u64,
+    /// No placement of the same buffers has a lower peak.
+    pub lower_bound_bytes: u64,
+    /// The region of weights and state.
+    pub persistent_bytes: u64,
+    /// Each routine.
+    pub routines: Vec<RoutineSummary>,
+    /// The highest of the routines' peaks.
+    pub peak: Peak,
+    /// Flops of one run of the routine at the peak, repeats included.
+    pub flops: u64,
+}
+
+/// Buffers that [`Peak::largest`] lists.
+const LARGEST: usize = 8;
+
+impl Summary {
+    /// The peak above the lower bound, as a fraction of it.
+    pub fn gap(&self) -> f64 {
+        (self.planned_peak_bytes - self.lower_bound_bytes) as f64 / self.lower_bound_bytes.max(1) as f64
+    }
+}
+
+impl Plan {
+    /// Sums the plan up.
+    pub fn summary(&self) -> Summary {
+        let routines = self
+            .step()
+            .routines
+            .iter()
+            .zip(self.routines())
+            .map(|(routine, placed)| RoutineSummary {
+                name: routine.name.clone(),
+                programs: routine.programs.iter().map(|p| (p.name.clone(), p.repeat)).collect(),
+                peak_bytes: placed.peak.max(self.persistent_bytes()),
+            })
+            .collect();
+        let highest = (0..self.routines().len())
+            .rev()
+            .max_by_key(|&index| self.routines()[index].peak)
+            .unwrap_or(0);
+        Summary {
+            planned_peak_bytes: self.peak(),
+            lower_bound_bytes: self.lower_bound(),
+            persistent_bytes: self.persistent_bytes(),
+            routines,
+            peak: self.peak_of(highest),
+            flops: self.flops(highest),
+        }
+    }
+
+    /// The moment at which a routine keeps most bytes alive.
+    fn peak_of(&self, index: usize) -> Peak {
+        let routine = &self.step().routines[index];
+        let liveness = &self.liveness().routines[index];
+        let live = liveness.live_bytes();
+        let time = (0..live.len()).rev().max_by_key(|&t| live[t]).unwrap_or(0) as u32;
+        let program = liveness.programs.iter().rposition(|p| p.start <= time).unwrap_or(0);
+        let graph = &routine.programs[program].graph;
+        let within = (time - liveness.programs[program].start) as usize;
+        let op = self.order(index, program).get(within).map_or(String::new(), |&id| {
+            let node = graph.node(id);
+            format!("{}/{}", node.scope, node.op.name())
+        });
+
+        let alive = liveness
+            .buffers
+            .iter()
+            .filter(|buffer| buffer.start <= time && time <= buffer.end)
+            .map(|buffer| (buffer.label.clone(), buffer.role, buffer.bytes));
+        let persistent = self
+            .liveness()
+            .persistent
+            .iter()
+            .map(|tensor| (tensor.name.clone(), tensor.role, tensor.ty.bytes()));
+        let mut all: Vec<(String, Role, u64)> = persistent.chain(alive).collect();
+        let by_role = Role::ALL
+            .iter()
+            .map(|&role| (role, all.iter().filter(|b| b.1 == role).map(|b| b.2).sum()))
+            .filter(|&(_, bytes)| bytes > 0)
+            .collect();
+        all.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
+        all.truncate(LARGEST);
+        Peak {
+            routine: routine.name.clone(),
+            program: routine.programs[program].name.clone(),
+            op,
+            by_role,
+            largest: all,
+        }
+    }
+
+    fn flops(&self, index: usize) -> u64 {
+        let flops_of = |program: &tightfit_ir::Program| {
+            let graph = &program.graph;
+            let nodes = graph.nodes.iter().fold(0_u64, |sum, node| {
+                let cost = node.op.cost(&graph.operand_types(node), &graph.result_types(node));
+                sum.saturating_add(cost.flops)
+            });
+            nodes.saturating_mul(u64::from(program.repeat))
+        };
+        self.step().routines[index].programs.iter().map(flops_of).fold(0, u64::saturating_add)
+    }
+
+    /// Checks the plan against what the process may use.
+    ///
+    /// # Errors
+    /// It needs more than `budget_bytes`, of which `reserve_bytes` go to what the arena does not hold.
+    pub fn fit(&self, budget_bytes: u64, reserve_bytes: u64) -> Result<(), Box<Infeasible>> {
+        let needed_bytes = self.peak().saturating_add(reserve_bytes);
+        if needed_bytes <= budget_bytes {
+            return Ok(());
+        }
+        Err(Box::new(Infeasible {
+            budget_bytes,
+            reserve_bytes,
+            needed_bytes,
+            summary: self.summary(),
+        }))
+    }
+}
+
+/// The answer for a job that does not fit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Infeasible {
+    /// What the process may use.
+    pub budget_bytes: u64,
+    /// What it uses beside the arena.
+    pub reserve_bytes: u64,
+    /// The smallest budget that would do.
+    pub needed_bytes: u64,
+    /// The plan that does not fit.
+    pub summary: Summary,
+}
+
+impl fmt::Display for Infeasible {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let peak = &self.summary.peak;
+        writeln!(
+            f,
+            "does not fit: needs {}, the budget is {}",
+            bytes(self.needed_bytes),
+            bytes(self.budget_bytes)
+        )?;
+        writeln!(f, "  arena    {}", bytes(self.summary.planned_peak_bytes))?;
+        writeln!(f, "  reserve  {}", bytes(self.reserve_bytes))?;
+        writeln!(f, "  peak     {} in {}/{}", peak.op, peak.routine, peak.program)?;
+        writeln!(f, "largest buffers then:")?;
+        for (label, role, size) in &peak.largest {
+            writeln!(f, "  {:>10}  {role:<15}  {label}", bytes(*size))?;
+        }
+        write!(f, "smallest budget that would do: {}", self.needed_bytes)
+    }
+}
+
+impl std::error::Error for Infeasible {}
+
+/// Bytes in the largest binary unit that leaves a whole part.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    match UNITS.iter().find(|(_, unit)| n >= *unit) {
+        Some((name, unit)) => format!("{:.2} {name}", n as f64 / *unit as f64),
+        None => format!("{n} B"),
+    }
+}
