@@ -220,7 +220,12 @@ impl PlanFile {
         let orders = self.routines.iter().flat_map(|r| &r.programs).map(|p| p.order.clone());
         let schedule = Schedule::new(step, orders.collect())?;
         let offsets = |r: &RoutineEntry| r.buffers.iter().map(|buffer| buffer.offset).collect();
-        let plan = Plan::with_offsets(schedule, target, self.layout, self.routines.iter().map(offsets).collect())?;
+        let plan = Plan::with_offsets(
+            schedule,
+            target,
+            self.layout,
+            self.routines.iter().map(offsets).collect(),
+        )?;
         let rebuilt = plan.to_file(self.settings.clone());
         alike("tensor", &self.persistent, &rebuilt.persistent)?;
         alike("routine", &self.routines, &rebuilt.routines)?;

@@ -112,7 +112,10 @@ impl RoutineLiveness {
 impl Liveness {
     /// Persistent bytes and the most transient bytes alive at one step of any routine.
     pub fn peak_live_bytes(&self) -> u64 {
-        let persistent = self.persistent.iter().fold(0_u64, |n, p| n.saturating_add(p.ty.bytes()));
+        let persistent = self
+            .persistent
+            .iter()
+            .fold(0_u64, |n, p| n.saturating_add(p.ty.bytes()));
         let transient = self.routines.iter().flat_map(|r| r.live_bytes()).max().unwrap_or(0);
         persistent.saturating_add(transient)
     }

@@ -92,7 +92,8 @@ pub fn plan(schedule: Schedule, target: &dyn Target, layout: Layout, effort: Eff
         let spans = plan.spans(index);
         let (offsets, peak, bound) = match layout {
             Layout::Shared => {
-                let placement = place(&spans, plan.alignment, effort).map_err(|source| plan.unplaceable(index, source))?;
+                let placement =
+                    place(&spans, plan.alignment, effort).map_err(|source| plan.unplaceable(index, source))?;
                 (placement.offsets, placement.peak, placement.lower_bound)
             }
             Layout::Separate => {
@@ -166,7 +167,10 @@ impl Plan {
         for (index, offsets) in offsets.into_iter().enumerate().take(plan.liveness.routines.len()) {
             let spans = plan.spans(index);
             let bound = lower_bound(&spans, plan.alignment).map_err(|source| plan.unplaceable(index, source))?;
-            let ends = spans.iter().zip(&offsets).map(|(span, offset)| offset.saturating_add(span.size));
+            let ends = spans
+                .iter()
+                .zip(&offsets)
+                .map(|(span, offset)| offset.saturating_add(span.size));
             let peak = ends.max().unwrap_or(0);
             plan.routines.push(RoutinePlan {
                 offsets,

@@ -138,7 +138,11 @@ impl Plan {
             });
             nodes.saturating_mul(u64::from(program.repeat))
         };
-        self.step().routines[index].programs.iter().map(flops_of).fold(0, u64::saturating_add)
+        self.step().routines[index]
+            .programs
+            .iter()
+            .map(flops_of)
+            .fold(0, u64::saturating_add)
     }
 
     /// Checks the plan against what the process may use.

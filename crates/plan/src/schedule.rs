@@ -55,9 +55,8 @@ impl Schedule {
 /// The step is malformed.
 pub fn schedule(step: Step, target: &dyn Target) -> Result<Schedule, PlanError> {
     step.verify()?;
-    let candidates = [eager, natural].map(|order| -> Vec<Vec<NodeId>> {
-        step.programs().map(|(_, program)| order(&program.graph)).collect()
-    });
+    let candidates = [eager, natural]
+        .map(|order| -> Vec<Vec<NodeId>> { step.programs().map(|(_, program)| order(&program.graph)).collect() });
     let mut best: Option<(u64, Schedule)> = None;
     for orders in candidates {
         let schedule = Schedule::new(step.clone(), orders)?;
@@ -178,6 +177,10 @@ fn needs(graph: &Graph) -> Vec<Vec<usize>> {
             makers.map(NodeId::index).collect()
         })
         .collect();
+    let mut readers: Vec<Vec<usize>> = vec![Vec::new(); graph.values.len()];
+    for (reader, node) in graph.nodes.iter().enumerate() {
+        node.inputs.iter().for_each(|v| readers[v.index()].push(reader));
+    }
     for output in &graph.outputs {
         let OutputKind::Update(input) = output.kind else {
             continue;
@@ -188,11 +191,8 @@ fn needs(graph: &Graph) -> Vec<Vec<usize>> {
             let Some(writer) = graph.producer(new) else {
                 continue;
             };
-            for (reader, node) in graph.nodes.iter().enumerate() {
-                if reader != writer.index() && node.inputs.contains(&old) {
-                    needs[writer.index()].push(reader);
-                }
-            }
+            let others = readers[old.index()].iter().filter(|&&reader| reader != writer.index());
+            needs[writer.index()].extend(others);
         }
     }
     needs
