@@ -1,5 +1,7 @@
 //! The numbers of a backend that a plan is made for; no device needs to be present.
 
+use std::ops::Range;
+
 use crate::op::Op;
 use crate::types::Type;
 
@@ -15,4 +17,26 @@ pub trait Target {
     ///
     /// A backend writes the last byte of a workspace it asked for in every run, so that a measured peak equals a planned one.
     fn workspace(&self, op: &Op, inputs: &[&Type], outputs: &[&Type]) -> u64;
+}
+
+/// Bytes in the arena with a type.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Slot {
+    /// From the start of the arena.
+    pub offset: u64,
+    /// What the bytes hold.
+    pub ty: Type,
+}
+
+/// One node with its memory resolved: all that a backend needs to run it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Call {
+    /// What to compute.
+    pub op: Op,
+    /// Operands.
+    pub inputs: Vec<Slot>,
+    /// Results; they may lie over operands as [`Rule::aliases`](crate::op::Rule::aliases) permits.
+    pub outputs: Vec<Slot>,
+    /// Scratch memory of the size that [`Target::workspace`] gave; empty if that was 0.
+    pub workspace: Range<u64>,
 }

@@ -31,7 +31,14 @@ pub struct ParseError {
 impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (id, value, binding) in self.inputs() {
-            write!(f, "%{} = input {:?} {} {}", id.0, value.name, value.ty, value.role)?;
+            write!(
+                f,
+                "%{} = input {} {} {}",
+                id.0,
+                quoted(&value.name),
+                value.ty,
+                value.role
+            )?;
             match binding {
                 Binding::Fed => writeln!(f, " fed")?,
                 Binding::Carried => writeln!(f, " carried")?,
@@ -55,16 +62,16 @@ impl fmt::Display for Graph {
             let operands: Vec<String> = node.inputs.iter().map(|id| format!("%{}", id.0)).collect();
             writeln!(
                 f,
-                "{} = {}({}) @{:?} {}",
+                "{} = {}({}) @{} {}",
                 results.join(", "),
                 operation(&node.op)?,
                 operands.join(", "),
-                node.scope,
+                quoted(&node.scope),
                 node.phase
             )?;
         }
         for output in &self.outputs {
-            write!(f, "output {:?} = %{} ", output.name, output.value.0)?;
+            write!(f, "output {} = %{} ", quoted(&output.name), output.value.0)?;
             match output.kind {
                 OutputKind::Read => writeln!(f, "read")?,
                 OutputKind::Carry => writeln!(f, "carry")?,
@@ -73,6 +80,11 @@ impl fmt::Display for Graph {
         }
         Ok(())
     }
+}
+
+/// A name as JSON: Rust's `{:?}` has escapes that JSON has not.
+fn quoted(name: &str) -> serde_json::Value {
+    name.into()
 }
 
 /// An operation's name and, if it has any, its attributes.

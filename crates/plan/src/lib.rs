@@ -3,6 +3,7 @@
 //! [`schedule`] fixes the order of every program, [`plan`] places every buffer of it in one arena, and a [`Plan`] can be
 //! printed, checked against a budget, written to a file and read back. Only a plan can run.
 
+pub mod calls;
 pub mod file;
 pub mod liveness;
 pub mod place;
@@ -11,6 +12,7 @@ pub mod report;
 pub mod schedule;
 pub mod validate;
 
+pub use calls::ProgramCalls;
 pub use liveness::{Buffer, InPlace, Storage};
 pub use plan::{Plan, PlanError, plan};
 pub use report::{Infeasible, Summary};

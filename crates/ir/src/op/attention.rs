@@ -39,6 +39,7 @@ impl Attention {
         check.positive("heads", self.heads)?;
         check.positive("kv_heads", self.kv_heads)?;
         check.positive("head_dim", self.head_dim)?;
+        check.positive("window", self.window.unwrap_or(1))?;
         if !self.heads.is_multiple_of(self.kv_heads) {
             return check.invalid(format!(
                 "heads is {}, which kv_heads {} does not divide",

@@ -23,10 +23,7 @@ impl Rule for RopeTable {
         let check = Check::arity("rope_table", inputs, 1)?;
         let rows = inputs[0].dim(0);
         check.ids(0, "positions", rows)?;
-        check.positive("head_dim", self.head_dim)?;
-        if !self.head_dim.is_multiple_of(2) {
-            return check.invalid(format!("head_dim is {}, expected an even number", self.head_dim));
-        }
+        even_head_dim(&check, self.head_dim)?;
         Ok(vec![Type::f32([rows, self.head_dim])])
     }
 
@@ -62,6 +59,15 @@ impl Rule for RopeTable {
     }
 }
 
+/// Halves of a head rotate against each other.
+fn even_head_dim(check: &Check<'_>, head_dim: u64) -> Result<(), OpError> {
+    check.positive("head_dim", head_dim)?;
+    if !head_dim.is_multiple_of(2) {
+        return check.invalid(format!("head_dim is {head_dim}, expected an even number"));
+    }
+    Ok(())
+}
+
 /// `x: f32[T, heads·head_dim], table: f32[T, head_dim] → f32[T, heads·head_dim]`: each head's halves `(a, b)` become
 /// `(a·cos − b·sin, b·cos + a·sin)`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -77,7 +83,7 @@ impl Rule for Rope {
         let x = check.float(0, "x", 2)?;
         let table = check.float(1, "table", 2)?;
         check.same("table's rows", table.dim(0), "x's rows", x.dim(0))?;
-        check.positive("head_dim", table.dim(1))?;
+        even_head_dim(&check, table.dim(1))?;
         if !x.dim(1).is_multiple_of(table.dim(1)) {
             return check.invalid(format!(
                 "x has {} columns, which head_dim {} does not divide",

@@ -1,0 +1,160 @@
+//! How a product is cut into blocks: by shape and instruction set only.
+
+use crate::simd::Isa;
+use std::ops::Range;
+
+/// The most that a block may hold, for one instruction set.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// Rows of the micro-kernel.
+    pub mr: usize,
+    /// Columns of the micro-kernel: two vectors.
+    pub nr: usize,
+    /// Terms of the sum per turn of the micro-kernel's loop, which share the row addresses.
+    pub unroll: usize,
+    /// Depth: a panel of B (`kc × nr`) stays in the first-level cache beside what streams past it.
+    kc: usize,
+    /// Rows of a tile: a block of A (`mc × kc`) stays in the second-level cache.
+    mc: usize,
+    /// Columns of a tile: small enough that threads finish together.
+    tile_n: usize,
+    /// Columns of the packed block of B, which stays in the last-level cache.
+    nc: usize,
+}
+
+/// Tiles that a column block should have at least, so that threads finish together.
+const TILES: usize = 24;
+
+/// 24 of 32 registers hold the tile of C.
+pub(super) const AVX512: Sizes = Sizes {
+    mr: 12,
+    nr: 32,
+    unroll: 1,
+    kc: 256,
+    mc: 192,
+    tile_n: 192,
+    nc: 1536,
+};
+/// 12 of 16 registers hold the tile of C.
+pub(super) const AVX2: Sizes = Sizes {
+    mr: 6,
+    nr: 16,
+    unroll: 4,
+    kc: 320,
+    mc: 96,
+    tile_n: 192,
+    nc: 1536,
+};
+/// As many rows as the baseline's registers allow: 32 of NEON, 16 of SSE2.
+pub(super) const PORTABLE: Sizes = Sizes {
+    mr: if cfg!(target_arch = "aarch64") { 6 } else { 2 },
+    ..AVX2
+};
+
+impl Sizes {
+    /// The sizes of an instruction set, which this machine need not have: plans are made for others.
+    fn of(isa: Isa) -> Sizes {
+        match isa {
+            Isa::Avx512 => AVX512,
+            Isa::Avx2 => AVX2,
+            Isa::Portable => PORTABLE,
+        }
+    }
+}
+
+/// The blocks of one product, evenly cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocking {
+    m: usize,
+    n: usize,
+    k: usize,
+    kc: usize,
+    mc: usize,
+    tile_n: usize,
+    nc: usize,
+}
+
+impl Blocking {
+    pub(super) fn new(isa: Isa, m: usize, n: usize, k: usize) -> Blocking {
+        Self::with(&Sizes::of(isa), m, n, k)
+    }
+
+    #[inline(always)]
+    pub(super) fn with(sizes: &Sizes, m: usize, n: usize, k: usize) -> Blocking {
+        let nc = even(n, sizes.nc, sizes.nr);
+        let tile_n = even(nc, sizes.tile_n, sizes.nr);
+        // Few rows are cut finer, down to a few register tiles.
+        let rows = m.div_ceil(TILES.div_ceil(nc.div_ceil(tile_n.max(1)).max(1)));
+        let mc = sizes.mc.min(rows.max(4 * sizes.mr));
+        Blocking {
+            m,
+            n,
+            k,
+            kc: even(k, sizes.kc, 8).min(k),
+            mc: even(m, mc, sizes.mr),
+            tile_n,
+            nc,
+        }
+    }
+
+    /// Floats from one row of a packed block of A to the next: an odd number of cache lines, so
+    /// that rows spread over all sets of the cache.
+    pub(super) fn a_stride(&self) -> usize {
+        (self.kc.div_ceil(16) | 1) * 16
+    }
+
+    /// Floats of one thread's packed block of A, a multiple of a cache line.
+    pub(super) fn packed_a(&self) -> usize {
+        if self.is_empty() { 0 } else { self.mc * self.a_stride() }
+    }
+
+    /// Floats of the packed block of B. The first block is the largest and fills it.
+    pub(super) fn packed_b(&self) -> usize {
+        if self.is_empty() { 0 } else { self.kc * self.nc }
+    }
+
+    /// Column blocks of C, outermost.
+    pub(super) fn column_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        blocks(if self.m == 0 { 0 } else { self.n }, self.nc)
+    }
+
+    /// Blocks of the sum over k. An empty sum is one empty block, which still sets C.
+    pub(super) fn depth_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let empty = (self.k == 0).then_some(0..0);
+        blocks(self.k, self.kc).chain(empty)
+    }
+
+    /// Tiles of a column block of C.
+    pub(super) fn tiles(&self, columns: usize) -> usize {
+        self.m.div_ceil(self.mc) * columns.div_ceil(self.tile_n)
+    }
+
+    /// Rows and columns of a tile. Neighbours share a block of A.
+    pub(super) fn tile(&self, tile: usize, columns: &Range<usize>) -> (Range<usize>, Range<usize>) {
+        let across = columns.len().div_ceil(self.tile_n);
+        let row = tile / across * self.mc;
+        let column = columns.start + tile % across * self.tile_n;
+        (
+            row..self.m.min(row + self.mc),
+            column..columns.end.min(column + self.tile_n),
+        )
+    }
+
+    fn is_empty(&self) -> bool {
+        self.m == 0 || self.n == 0 || self.k == 0
+    }
+}
+
+/// The size of blocks that cut `total` into the fewest blocks of at most `max`, evenly, rounded
+/// up to a multiple of `unit`.
+#[inline(always)]
+fn even(total: usize, max: usize, unit: usize) -> usize {
+    let blocks = total.div_ceil(max).max(1);
+    total.div_ceil(blocks).next_multiple_of(unit)
+}
+
+fn blocks(total: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..total)
+        .step_by(size.max(1))
+        .map(move |start| start..total.min(start + size))
+}

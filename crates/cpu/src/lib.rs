@@ -1,0 +1,11 @@
+//! The CPU backend: kernels over pointers and sizes, in memory that the plan gives them.
+
+pub mod gemm;
+pub mod kernel;
+pub mod pool;
+pub mod run;
+pub mod simd;
+pub mod target;
+
+pub use run::Cpu;
+pub use target::CpuTarget;

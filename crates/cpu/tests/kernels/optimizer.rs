@@ -1,0 +1,95 @@
+use crate::util::*;
+use tightfit_cpu::kernel::*;
+
+#[test]
+fn global_norm_agrees() {
+    for lengths in [vec![1], vec![3, 0, 70_000, 5], vec![65_536, 200_001, 17]] {
+        let mut random = Random::new(lengths.len() as u64);
+        let buffers: Vec<Vec<f32>> = lengths.iter().map(|&n| random.vec(n, 0.1)).collect();
+        let want = buffers
+            .iter()
+            .flatten()
+            .map(|&g| f64::from(g).powi(2))
+            .sum::<f64>()
+            .sqrt();
+        every_context(
+            |cx| {
+                let list: Vec<_> = buffers.iter().map(|b| (b.as_ptr(), b.len())).collect();
+                let mut norm = Buffer::new(1);
+                let bytes = global_norm_workspace(lengths.iter().copied());
+                let mut workspace = Buffer::bytes(bytes);
+                // f64 partials want eight bytes of alignment; vectors of floats of this size have
+                // it.
+                assert_eq!(workspace.ptr() as usize % 8, 0);
+                let args = GlobalNorm {
+                    buffers: list.len(),
+                    buffer: &|i| list[i],
+                    norm: norm.ptr(),
+                    workspace: workspace.ptr().cast(),
+                };
+                // SAFETY: buffers of the lengths given.
+                unsafe { global_norm(cx, &args) };
+                workspace.assert_last_word_written();
+                vec![norm.get().to_vec()]
+            },
+            |got| close("norm", &got[0], &[want], 1e-6),
+        );
+    }
+}
+
+#[test]
+fn adamw_agrees_over_several_steps() {
+    let (beta1, beta2, eps, weight_decay) = (0.9, 0.95, 1e-8, 0.1);
+    for (n, max_norm) in [(1, None), (1003, Some(1.0)), (40_000, None), (40_000, Some(0.5))] {
+        let mut random = Random::new(n as u64);
+        let w0 = random.vec(n, 1.0);
+        let gradients: Vec<Vec<f32>> = (0..5).map(|_| random.vec(n, 0.3)).collect();
+        let lrs = [1e-3f32, 5e-3, 4e-3, 2e-3, 1e-4];
+        let norms: Vec<f32> = (0..5).map(|i| 0.2 + 0.4 * i as f32).collect();
+        let (mut w, mut m, mut v) = (f64s(&w0), vec![0.0; n], vec![0.0; n]);
+        for step in 0..5 {
+            let lr = f64::from(lrs[step]);
+            let norm = f64::from(norms[step]);
+            let clip = max_norm.map_or(1.0, |max: f32| (f64::from(max) / (norm + 1e-6)).min(1.0));
+            let t = step as i32 + 1;
+            for i in 0..n {
+                let g = f64::from(gradients[step][i]) * clip;
+                w[i] *= 1.0 - lr * weight_decay;
+                m[i] = beta1 * m[i] + (1.0 - beta1) * g;
+                v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
+                let denominator = (v[i] / (1.0 - f64::powi(beta2, t))).sqrt() + eps;
+                w[i] -= lr / (1.0 - f64::powi(beta1, t)) * m[i] / denominator;
+            }
+        }
+        every_context(
+            |cx| {
+                let mut pw = Buffer::from(&w0);
+                let (mut pm, mut pv) = (Buffer::from(&vec![0.0; n]), Buffer::from(&vec![0.0; n]));
+                for step in 0..5 {
+                    let args = AdamW {
+                        len: n,
+                        w: pw.ptr(),
+                        g: gradients[step].as_ptr(),
+                        m: pm.ptr(),
+                        v: pv.ptr(),
+                        lr: &lrs[step],
+                        step: &(step as f32 + 1.0),
+                        clip: max_norm.map(|max| (&raw const norms[step], max)),
+                        beta1,
+                        beta2,
+                        eps,
+                        weight_decay,
+                    };
+                    // SAFETY: buffers of `n` floats.
+                    unsafe { adamw(cx, &args) };
+                }
+                [pw, pm, pv].iter().map(|b| b.get().to_vec()).collect()
+            },
+            |got| {
+                close("w", &got[0], &w, 1e-6);
+                close("m", &got[1], &m, 1e-7);
+                close("v", &got[2], &v, 1e-7);
+            },
+        );
+    }
+}

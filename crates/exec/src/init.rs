@@ -1,0 +1,113 @@
+//! Fresh weights: each element from the seed, the tensor's name and its index, so that neither threads nor order matter.
+
+use tightfit_cpu::pool::Pool;
+use tightfit_ir::Init;
+
+/// Elements of one tile; even, as normals are made in pairs.
+const TILE: usize = 1 << 16;
+
+/// Fills a tensor.
+pub fn fill(pool: &Pool, tensor: &mut [f32], init: Init, seed: u64, name: &str) {
+    match init {
+        Init::Zeros => tensor.fill(0.0),
+        Init::Ones => tensor.fill(1.0),
+        Init::Normal(std) => normal(pool, tensor, std, key(seed, name)),
+    }
+}
+
+fn normal(pool: &Pool, tensor: &mut [f32], std: f64, key: u64) {
+    let len = tensor.len();
+    let base = Base(tensor.as_mut_ptr());
+    pool.for_each(len.div_ceil(TILE), |tile, _| {
+        let start = tile * TILE;
+        let count = TILE.min(len - start);
+        // SAFETY: tiles are disjoint parts of `tensor`, which is borrowed mutably for the whole call.
+        let part = unsafe { std::slice::from_raw_parts_mut(base.at(start), count) };
+        for (pair, out) in part.chunks_mut(2).enumerate() {
+            let index = (start / 2 + pair) as u64;
+            let normals = box_muller(uniform(key, 2 * index), uniform(key, 2 * index + 1));
+            for (x, z) in out.iter_mut().zip(normals) {
+                *x = (std * z) as f32;
+            }
+        }
+    });
+}
+
+/// Two independent standard normals (Box and Muller 1958) from two uniforms in (0, 1].
+fn box_muller(a: f64, b: f64) -> [f64; 2] {
+    let radius = (-2.0 * a.ln()).sqrt();
+    let (sin, cos) = (std::f64::consts::TAU * b).sin_cos();
+    [radius * cos, radius * sin]
+}
+
+/// Uniform in (0, 1], number `index` of the stream `key`.
+fn uniform(key: u64, index: u64) -> f64 {
+    let bits = mix(key.wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15)));
+    ((bits >> 11) + 1) as f64 / (1_u64 << 53) as f64
+}
+
+/// A stream for each seed and name (FNV-1a over the name).
+fn key(seed: u64, name: &str) -> u64 {
+    let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
+    });
+    mix(mix(seed) ^ hash)
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014).
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// A tensor's first element, handed to the threads.
+#[derive(Clone, Copy)]
+struct Base(*mut f32);
+
+// SAFETY: the threads write disjoint tiles.
+unsafe impl Sync for Base {}
+
+impl Base {
+    /// # Safety
+    /// The index lies inside of the tensor.
+    unsafe fn at(self, index: usize) -> *mut f32 {
+        // SAFETY: the caller's contract.
+        unsafe { self.0.add(index) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(threads: usize, seed: u64, name: &str) -> Vec<f32> {
+        let pool = Pool::new(threads, 1 << 16).unwrap();
+        let mut tensor = vec![0.0; 3 * TILE + 7];
+        fill(&pool, &mut tensor, Init::Normal(0.02), seed, name);
+        tensor
+    }
+
+    #[test]
+    fn normals_have_the_stated_moments() {
+        let tensor = sample(2, 1, "w");
+        let n = tensor.len() as f64;
+        let mean = tensor.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+        let variance = tensor.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n;
+        // Four standard errors of each.
+        assert!(mean.abs() < 4.0 * 0.02 / n.sqrt(), "mean {mean}");
+        assert!(
+            (variance.sqrt() / 0.02 - 1.0).abs() < 4.0 / (2.0 * n).sqrt(),
+            "std {}",
+            variance.sqrt()
+        );
+    }
+
+    #[test]
+    fn seed_and_name_decide_and_threads_do_not() {
+        let tensor = sample(1, 1, "w");
+        assert_eq!(tensor, sample(3, 1, "w"));
+        assert_ne!(tensor, sample(1, 2, "w"));
+        assert_ne!(tensor, sample(1, 1, "v"));
+    }
+}

@@ -1,0 +1,9 @@
+//! Runs plans: one arena, a step loop that allocates nothing, checkpoint files.
+
+pub mod arena;
+pub mod checkpoint;
+pub mod init;
+pub mod session;
+
+pub use arena::{Arena, ArenaError};
+pub use session::{Driver, Feed, Results, RunError, STACK_BYTES, Session, SessionError};

@@ -1,0 +1,79 @@
+//! Cases of the losses: ignored rows, confident rows, chunks that do not divide the rows.
+
+use tightfit_ir::Tensor;
+use tightfit_ir::op::{Accumulate, LinearCrossEntropy, SoftmaxCrossEntropy, SoftmaxCrossEntropyBackward};
+
+use super::{Cases, Operand, float, forward, integer};
+
+const IGNORE: i32 = -100;
+
+/// Logits of a fresh model, and of one that is sure.
+const SPREADS: [(&str, f64); 2] = [("unit logits", 1.0), ("large logits", 40.0)];
+
+/// Targets of which some are ignored, and a token count that is not theirs: there are more micro-batches.
+fn targets(cases: &mut Cases, classes: u64) -> [Operand; 2] {
+    let rows = cases.dims.rows;
+    let drawn = (0..rows).map(|_| match cases.rng.below(4) {
+        0 => f64::from(IGNORE),
+        _ => cases.rng.below(classes) as f64,
+    });
+    let targets = integer(drawn.collect());
+    [targets, float(Tensor::scalar((rows + 5) as f64))]
+}
+
+/// No row has a target: the loss is 0 and so is every gradient.
+fn all_ignored(cases: &Cases) -> [Operand; 2] {
+    let targets = vec![f64::from(IGNORE); cases.dims.rows as usize];
+    [integer(targets), float(Tensor::scalar(1.0))]
+}
+
+pub(super) fn softmax_cross_entropy(cases: &mut Cases) {
+    let op = SoftmaxCrossEntropy { ignore_index: IGNORE };
+    let shape = [cases.dims.rows, cases.dims.cols];
+    for (name, std) in SPREADS {
+        let [targets, count] = targets(cases, cases.dims.cols);
+        let operands = vec![cases.normal(shape, std), targets, count];
+        cases.add(name, op.clone(), operands);
+    }
+    let [targets, count] = all_ignored(cases);
+    let operands = vec![cases.normal(shape, 1.0), targets, count];
+    cases.add("all rows ignored", op, operands);
+}
+
+pub(super) fn softmax_cross_entropy_backward(cases: &mut Cases) {
+    let shape = [cases.dims.rows, cases.dims.cols];
+    let some = SPREADS.map(|(name, std)| (name, std, targets(cases, cases.dims.cols)));
+    let none = [("all rows ignored", 1.0, all_ignored(cases))];
+    for (name, std, [targets, count]) in some.into_iter().chain(none) {
+        let logits = cases.normal(shape, std);
+        let operands = [logits.clone(), targets.clone(), count.clone()];
+        let lse = forward(SoftmaxCrossEntropy { ignore_index: IGNORE }, &operands).swap_remove(1);
+        let op = SoftmaxCrossEntropyBackward { ignore_index: IGNORE };
+        cases.add(name, op, vec![logits, lse, targets, count]);
+    }
+}
+
+pub(super) fn linear_cross_entropy(cases: &mut Cases) {
+    let (rows, vocab_size, hidden) = (cases.dims.rows, cases.dims.cols, cases.dims.inner);
+    let std = 1.0 / (hidden as f64).sqrt();
+    let some = targets(cases, vocab_size);
+    let none = all_ignored(cases);
+    for (input_gradient, weight_gradient) in [(false, false), (true, false), (false, true), (true, true)] {
+        let chunks = [(1, "rows one by one"), (rows.div_ceil(2) + 1, "a short last chunk")];
+        for (chunk, name) in chunks.into_iter().chain([(rows + 7, "one chunk")]) {
+            let op = LinearCrossEntropy {
+                chunk,
+                ignore_index: IGNORE,
+                input_gradient,
+                weight_gradient,
+                accumulate: Accumulate::NONE,
+            };
+            let x = cases.normal([rows, hidden], 3.0);
+            let operands = [x, cases.normal([vocab_size, hidden], std)];
+            cases.add(name, op.clone(), operands.iter().chain(&some).cloned().collect());
+            if name == "one chunk" {
+                cases.add("all rows ignored", op, operands.iter().chain(&none).cloned().collect());
+            }
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The operation suite: cases for every operation, each attribute of it and awkward sizes, and one check that any backend passes.
+//!
+//! A backend's test is three lines: implement [`Backend`], call [`check_all`] on [`edge_cases`], and [`check`] under proptest on
+//! [`any_case`].
+
+mod attention;
+mod check;
+mod elementwise;
+mod loss;
+mod matrix;
+mod norm;
+mod optimizer;
+
+use std::fmt;
+
+use proptest::prelude::*;
+use tightfit_ir::op::Rule;
+use tightfit_ir::{Op, Tensor, Type};
+
+use crate::rng::{Rng, rounded};
+
+pub(crate) use check::within;
+pub use check::{Backend, check, check_all, placements};
+
+/// One operation with operands. Every element of an operand is an exact `f32`, or an exact `i32` where its type says so.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// What is particular about it, e.g. `large values`.
+    pub name: String,
+    /// The operation.
+    pub op: Op,
+    /// The operands' types.
+    pub types: Vec<Type>,
+    /// The operands.
+    pub inputs: Vec<Tensor>,
+}
+
+impl Case {
+    /// The results' types.
+    ///
+    /// # Panics
+    /// The operands do not fit the operation.
+    pub fn results(&self) -> Vec<Type> {
+        self.op
+            .infer(&self.types)
+            .unwrap_or_else(|error| panic!("{self}: {error}"))
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.op)?;
+        for ty in &self.types {
+            write!(f, " {ty}")?;
+        }
+        write!(f, " ({})", self.name)
+    }
+}
+
+/// The sizes that a family's cases are built from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dims {
+    /// Tokens.
+    pub rows: u64,
+    /// Columns of a result: outputs of a linear layer, hidden size, vocabulary.
+    pub cols: u64,
+    /// The inner dimension of a product.
+    pub inner: u64,
+}
+
+/// Sizes at which kernels go wrong: single rows and columns, one below and above the widths of vectors and tiles, one long
+/// dimension at a time.
+pub const EDGES: &[Dims] = &[
+    dims(1, 1, 1),
+    dims(1, 7, 3),
+    dims(2, 1, 19),
+    dims(3, 17, 33),
+    dims(8, 16, 64),
+    dims(16, 48, 8),
+    dims(33, 15, 7),
+    dims(65, 31, 129),
+    dims(130, 72, 20),
+    dims(20, 24, 520),
+    dims(12, 530, 24),
+    dims(270, 13, 9),
+];
+
+const fn dims(rows: u64, cols: u64, inner: u64) -> Dims {
+    Dims { rows, cols, inner }
+}
+
+/// Every case at every one of the [`EDGES`].
+pub fn edge_cases() -> Vec<Case> {
+    let edges = EDGES.iter().zip(0..);
+    edges.flat_map(|(&dims, seed)| cases(dims, seed)).collect()
+}
+
+/// One random case: any operation, any attributes, any small sizes. Sizes shrink towards 1.
+pub fn any_case() -> impl Strategy<Value = Case> {
+    (
+        1..40_u64,
+        1..70_u64,
+        1..70_u64,
+        any::<prop::sample::Index>(),
+        any::<u64>(),
+    )
+        .prop_map(|(rows, cols, inner, index, seed)| {
+            let family = FAMILIES[index.index(FAMILIES.len())];
+            let mut made = collect(family, Dims { rows, cols, inner }, seed);
+            made.swap_remove(Rng::new(seed).below(made.len() as u64) as usize)
+        })
+}
+
+/// The cases of all operations at those sizes, with data from a seed.
+pub fn cases(dims: Dims, seed: u64) -> Vec<Case> {
+    let families = FAMILIES.iter();
+    families.flat_map(|&family| collect(family, dims, seed)).collect()
+}
+
+/// The cases of one operation's family at those sizes.
+pub fn cases_like(op: &Op, dims: Dims, seed: u64) -> Vec<Case> {
+    collect(family_of(op), dims, seed)
+}
+
+/// Adds the cases of one operation.
+type Family = fn(&mut Cases);
+
+/// Lists the operations with the function that makes their cases. The match is closed: an operation without cases does not compile.
+macro_rules! families {
+    ($($name:ident => $family:path),+ $(,)?) => {
+        const FAMILIES: &[Family] = &[$($family),+];
+
+        fn family_of(op: &Op) -> Family {
+            match op { $(Op::$name(_) => $family),+ }
+        }
+    };
+}
+
+families! {
+    Add => elementwise::add,
+    Attention => attention::attention,
+    AttentionBackward => attention::attention_backward,
+    SoftmaxCrossEntropy => loss::softmax_cross_entropy,
+    SoftmaxCrossEntropyBackward => loss::softmax_cross_entropy_backward,
+    Embedding => matrix::embedding,
+    EmbeddingBackward => matrix::embedding_backward,
+    Gelu => elementwise::gelu,
+    GeluBackward => elementwise::gelu_backward,
+    LayerNorm => norm::layer_norm,
+    LayerNormBackward => norm::layer_norm_backward,
+    Linear => matrix::linear,
+    LinearBackwardInput => matrix::linear_backward_input,
+    LinearBackwardWeight => matrix::linear_backward_weight,
+    BiasBackward => matrix::bias_backward,
+    LinearCrossEntropy => loss::linear_cross_entropy,
+    AdamW => optimizer::adamw,
+    GlobalNorm => optimizer::global_norm,
+    Reshape => elementwise::reshape,
+    RmsNorm => norm::rms_norm,
+    RmsNormBackward => norm::rms_norm_backward,
+    Rope => attention::rope,
+    RopeTable => attention::rope_table,
+    SwiGlu => elementwise::swiglu,
+    SwiGluBackward => elementwise::swiglu_backward,
+    Zero => elementwise::zero,
+}
+
+/// Where a family puts its cases.
+struct Cases {
+    dims: Dims,
+    rng: Rng,
+    made: Vec<Case>,
+}
+
+fn collect(family: Family, dims: Dims, seed: u64) -> Vec<Case> {
+    let mut cases = Cases {
+        dims,
+        rng: Rng::new(seed),
+        made: Vec::new(),
+    };
+    family(&mut cases);
+    cases.made
+}
+
+impl Cases {
+    /// Adds a case with all its variants that accumulate: each result alone and all that can together.
+    fn add(&mut self, name: &str, op: impl Into<Op>, operands: Vec<Operand>) {
+        let op = op.into();
+        let types: Vec<Type> = operands.iter().map(|operand| operand.0.clone()).collect();
+        let mut case = Case {
+            name: name.to_owned(),
+            op,
+            inputs: operands.into_iter().map(|operand| operand.1).collect(),
+            types,
+        };
+        self.made.push(case.clone());
+        let results = case.results();
+        let able: Vec<usize> = (0..results.len())
+            .filter(|&output| case.op.accumulating(output).is_some_and(|(op, _)| op != case.op))
+            .collect();
+        for &output in &able {
+            let mut alone = case.clone();
+            self.accumulate(&mut alone, output, &results[output]);
+            self.made.push(alone);
+        }
+        if able.len() > 1 {
+            for &output in able.iter().rev() {
+                self.accumulate(&mut case, output, &results[output]);
+            }
+            self.made.push(case);
+        }
+    }
+
+    /// Turns a case into the variant that adds result `output` to one more operand.
+    fn accumulate(&mut self, case: &mut Case, output: usize, ty: &Type) {
+        if let Some((op, addend)) = case.op.accumulating(output) {
+            case.op = op;
+            case.types.insert(addend, ty.clone());
+            case.inputs.insert(addend, self.rng.tensor(ty.shape.clone(), 1.0));
+        }
+    }
+
+    /// Normal values of that spread.
+    fn normal(&mut self, shape: impl Into<tightfit_ir::Shape>, std: f64) -> Operand {
+        float(self.rng.tensor(shape, std))
+    }
+
+    /// Integers in `0..n`.
+    fn ids(&mut self, rows: u64, n: u64) -> Operand {
+        integer((0..rows).map(|_| self.rng.below(n) as f64).collect())
+    }
+}
+
+/// A type and a tensor of it.
+type Operand = (Type, Tensor);
+
+/// An `f32` operand; the tensor is rounded to it.
+fn float(tensor: Tensor) -> Operand {
+    (Type::f32(tensor.shape.clone()), rounded(tensor))
+}
+
+/// An `i32` operand of rank 1.
+fn integer(data: Vec<f64>) -> Operand {
+    let tensor = Tensor::new([data.len() as u64], data);
+    (Type::i32(tensor.shape.clone()), tensor)
+}
+
+/// Results of an operation's reference as `f32` operands: what a backward node reads of its forward.
+fn forward(op: impl Into<Op>, operands: &[Operand]) -> Vec<Operand> {
+    let inputs: Vec<Tensor> = operands.iter().map(|operand| operand.1.clone()).collect();
+    op.into().reference(&inputs).into_iter().map(float).collect()
+}

@@ -1,0 +1,94 @@
+//! Where words go: results to stdout, or to stderr where stdout is kept for JSON.
+
+use std::io::{self, IsTerminal, Write};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::memory::format_bytes;
+use crate::train::StepReport;
+
+/// Text for people.
+#[derive(Clone, Copy, Debug)]
+pub struct Console {
+    /// Whether stdout is for JSON.
+    pub json: bool,
+}
+
+impl Console {
+    /// Writes a line. A reader that has gone away is no error.
+    ///
+    /// # Errors
+    /// The stream cannot be written, e.g. as the disk is full.
+    pub fn line(self, text: &str) -> io::Result<()> {
+        let written = if self.json {
+            writeln!(io::stderr().lock(), "{text}")
+        } else {
+            writeln!(io::stdout().lock(), "{text}")
+        };
+        match written {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// Progress of a run: a bar on a terminal, now and then a line elsewhere.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    steps: u64,
+    tokens_per_step: u64,
+    memory: u64,
+    started: std::time::Instant,
+    next_line: u64,
+}
+
+impl Progress {
+    /// For a run of `steps`; `memory` is what the process has been planned to use.
+    pub fn new(steps: u64, tokens_per_step: u64, memory: u64) -> Self {
+        let bar = io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr_with_hz(5));
+            // The template is a constant that parses.
+            if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}  {eta} left") {
+                bar.set_style(style);
+            }
+            bar
+        });
+        Self {
+            bar,
+            steps,
+            tokens_per_step,
+            memory,
+            started: std::time::Instant::now(),
+            next_line: 1,
+        }
+    }
+
+    /// Shows a step.
+    pub fn step(&mut self, report: &StepReport) {
+        let rate = (report.step * self.tokens_per_step) as f64 / self.started.elapsed().as_secs_f64().max(1e-9);
+        let mut message = format!("loss {:.4}", report.loss);
+        if let Some(loss) = report.eval_loss {
+            message.push_str(&format!("  eval {loss:.4}"));
+        }
+        message.push_str(&format!("  {rate:.0} tokens/s  {}", format_bytes(self.memory)));
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(report.step);
+                bar.set_message(message);
+            }
+            None if report.step >= self.next_line || report.eval_loss.is_some() => {
+                // A line for every tenth of the run; nobody is lost if stderr is.
+                let _ = writeln!(io::stderr().lock(), "step {}/{}  {message}", report.step, self.steps);
+                self.next_line = report.step + self.steps.div_ceil(10);
+            }
+            None => {}
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

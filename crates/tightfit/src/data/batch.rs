@@ -1,0 +1,221 @@
+//! Batches of rows, written into buffers that the plan owns.
+
+use super::source::{Language, TextSource};
+
+/// Which stream of rows; the two never share a walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Rows to train on.
+    Train,
+    /// Rows held out for evaluation.
+    Eval,
+}
+
+/// The input buffers of one batch, each of `T = batch · seq` elements, row after row.
+#[derive(Debug)]
+pub struct BatchBuffers<'a> {
+    /// `[T]` token ids.
+    pub tokens: &'a mut [i32],
+    /// `[T]` the token that follows each token.
+    pub targets: &'a mut [i32],
+    /// `[T]` position within the row, from 0.
+    pub positions: &'a mut [i32],
+    /// `[T]` flat index of the first token that this token may attend to: its row's first.
+    pub doc_start: &'a mut [i32],
+}
+
+/// Why a batch cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BatchError {
+    /// No tokens, or too many to index with an `i32`.
+    #[error("a batch of {batch} rows x {seq} tokens is not possible: it needs 1 to 2147483647 tokens in all")]
+    Shape {
+        /// Rows.
+        batch: usize,
+        /// Tokens per row.
+        seq: usize,
+    },
+    /// A buffer does not have `batch · seq` elements.
+    #[error("buffer `{buffer}` has {actual} elements, but the batch has {expected} tokens")]
+    Length {
+        /// The buffer's name.
+        buffer: &'static str,
+        /// `batch · seq`.
+        expected: usize,
+        /// The length it has.
+        actual: usize,
+    },
+}
+
+/// A numbered sequence of batches; each is a function of the seed, the split and its index alone.
+#[derive(Clone, Debug)]
+pub struct Batches {
+    language: Language,
+    seed: u64,
+    batch: usize,
+    seq: usize,
+}
+
+impl Batches {
+    /// Batches of `batch` rows of `seq` tokens, from the language of `seed`.
+    ///
+    /// # Errors
+    /// [`BatchError::Shape`] if a batch would have no tokens or more than `i32::MAX`.
+    pub fn new(seed: u64, batch: usize, seq: usize) -> Result<Self, BatchError> {
+        let tokens = batch.checked_mul(seq).and_then(|tokens| i32::try_from(tokens).ok());
+        if tokens.is_none_or(|tokens| tokens == 0) {
+            return Err(BatchError::Shape { batch, seq });
+        }
+        Ok(Self {
+            language: Language::new(seed),
+            seed,
+            batch,
+            seq,
+        })
+    }
+
+    /// The source of the text, which states its entropy.
+    pub fn language(&self) -> &Language {
+        &self.language
+    }
+
+    /// Tokens of one batch, all of which have a target: `batch · seq`.
+    pub fn token_count(&self) -> usize {
+        self.batch * self.seq
+    }
+
+    /// Writes batch `index` of `split` and returns its token count; allocates nothing.
+    ///
+    /// Row `r` is a walk of its own, keyed by `(seed, split, index, r)`: `seq + 1` bytes, read as tokens and, one byte
+    /// further, as targets. With gradient accumulation, `index` counts micro-batches.
+    ///
+    /// # Errors
+    /// [`BatchError::Length`] if a buffer does not have [`token_count`](Self::token_count) elements.
+    pub fn fill(&self, split: Split, index: u64, buffers: &mut BatchBuffers<'_>) -> Result<usize, BatchError> {
+        let expected = self.token_count();
+        for (buffer, actual) in [
+            ("tokens", buffers.tokens.len()),
+            ("targets", buffers.targets.len()),
+            ("positions", buffers.positions.len()),
+            ("doc_start", buffers.doc_start.len()),
+        ] {
+            if actual != expected {
+                return Err(BatchError::Length {
+                    buffer,
+                    expected,
+                    actual,
+                });
+            }
+        }
+        for row in 0..self.batch {
+            let start = row * self.seq;
+            let mut source = TextSource::keyed(&self.language, &[self.seed, split as u64, index, row as u64]);
+            let mut token = i32::from(source.next_byte());
+            for position in 0..self.seq {
+                let t = start + position;
+                let target = i32::from(source.next_byte());
+                buffers.tokens[t] = token;
+                buffers.targets[t] = target;
+                // Both are below `token_count`, which `new` checked to fit.
+                buffers.positions[t] = position as i32;
+                buffers.doc_start[t] = start as i32;
+                token = target;
+            }
+        }
+        Ok(expected)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Owned([Vec<i32>; 4]);
+
+    impl Owned {
+        fn new(tokens: usize) -> Self {
+            Self(std::array::from_fn(|_| vec![-1; tokens]))
+        }
+
+        fn buffers(&mut self) -> BatchBuffers<'_> {
+            let [tokens, targets, positions, doc_start] = &mut self.0;
+            BatchBuffers {
+                tokens,
+                targets,
+                positions,
+                doc_start,
+            }
+        }
+    }
+
+    fn tokens_of(batches: &Batches, split: Split, index: u64) -> Vec<i32> {
+        let mut owned = Owned::new(batches.token_count());
+        batches.fill(split, index, &mut owned.buffers()).unwrap();
+        let [tokens, ..] = owned.0;
+        tokens
+    }
+
+    #[test]
+    fn rows_are_contiguous_text_with_targets_one_byte_ahead() {
+        let batches = Batches::new(11, 3, 40).unwrap();
+        let mut owned = Owned::new(120);
+        assert_eq!(batches.fill(Split::Train, 5, &mut owned.buffers()), Ok(120));
+        let [tokens, targets, positions, doc_start] = owned.0;
+        for row in 0..3 {
+            let mut text = [0; 41];
+            TextSource::keyed(batches.language(), &[11, Split::Train as u64, 5, row as u64]).fill(&mut text);
+            for i in 0..40 {
+                let t = row * 40 + i;
+                assert_eq!((tokens[t], targets[t]), (i32::from(text[i]), i32::from(text[i + 1])));
+                assert_eq!((positions[t], doc_start[t]), (i as i32, row as i32 * 40));
+            }
+        }
+    }
+
+    #[test]
+    fn every_row_of_every_batch_and_split_is_another_walk() {
+        let batches = Batches::new(0, 4, 64).unwrap();
+        let mut rows = std::collections::BTreeSet::new();
+        for split in [Split::Train, Split::Eval] {
+            for index in 0..50 {
+                rows.extend(tokens_of(&batches, split, index).chunks(64).map(<[i32]>::to_vec));
+            }
+        }
+        assert_eq!(rows.len(), 2 * 50 * 4);
+    }
+
+    #[test]
+    fn a_batch_depends_on_its_index_only_and_not_on_what_was_read_before() {
+        let batches = Batches::new(2, 2, 32).unwrap();
+        let (first, third) = (
+            tokens_of(&batches, Split::Train, 0),
+            tokens_of(&batches, Split::Train, 2),
+        );
+        let resumed = Batches::new(2, 2, 32).unwrap();
+        assert_eq!(tokens_of(&resumed, Split::Train, 2), third);
+        assert_eq!(tokens_of(&resumed, Split::Train, 0), first);
+        assert_ne!(tokens_of(&Batches::new(3, 2, 32).unwrap(), Split::Train, 0), first);
+    }
+
+    #[test]
+    fn impossible_shapes_and_wrong_buffers_are_named() {
+        assert_eq!(
+            Batches::new(0, 0, 8).unwrap_err(),
+            BatchError::Shape { batch: 0, seq: 8 }
+        );
+        assert!(Batches::new(0, usize::MAX, 8).is_err());
+        assert!(Batches::new(0, 1 << 16, 1 << 16).is_err());
+        let batches = Batches::new(0, 2, 8).unwrap();
+        let mut owned = Owned::new(16);
+        owned.0[2].pop();
+        let error = batches.fill(Split::Train, 0, &mut owned.buffers()).unwrap_err();
+        assert_eq!(
+            error,
+            BatchError::Length {
+                buffer: "positions",
+                expected: 16,
+                actual: 15
+            }
+        );
+    }
+}

@@ -1,0 +1,121 @@
+//! From settings to a plan.
+
+use tightfit_cpu::CpuTarget;
+use tightfit_ir::{Forward, Graph, Program, Routine, Step};
+use tightfit_model::ModelError;
+use tightfit_pass::{AdamWConfig, EVALUATE, PassError, accumulate, adamw, autodiff, no_grad};
+use tightfit_plan::file::{FileError, PlanFile};
+use tightfit_plan::place::Effort;
+use tightfit_plan::plan::Layout;
+use tightfit_plan::{Plan, PlanError, plan, schedule};
+
+use crate::settings::Settings;
+
+/// Why there is no plan for a job.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    /// A size that no model can have.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A technique that does not apply.
+    #[error(transparent)]
+    Pass(#[from] PassError),
+    /// No order or placement.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A plan file that does not fit the job.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// The routine that writes a checkpoint.
+pub const SAVE: &str = "save";
+
+/// A job: its settings and the plan they make.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Everything the user decided, and every default.
+    pub settings: Settings,
+    /// Every byte of it.
+    pub plan: Plan,
+}
+
+impl Job {
+    /// Plans the job.
+    ///
+    /// # Errors
+    /// Settings that no model can have, or sizes that cannot be addressed.
+    pub fn plan(settings: Settings) -> Result<Self, JobError> {
+        let plan = plan_for_cpu(step(&settings)?, settings.threads)?;
+        Ok(Self { settings, plan })
+    }
+
+    /// The job with the orders and offsets of a plan file.
+    ///
+    /// # Errors
+    /// The file is not a plan, or one of another job.
+    pub fn with_plan_file(settings: Settings, json: &str) -> Result<Self, JobError> {
+        let plan = PlanFile::parse(json)?.rebuild(step(&settings)?, &CpuTarget::new(settings.threads))?;
+        Ok(Self { settings, plan })
+    }
+
+    /// The plan as a file's content.
+    ///
+    /// # Errors
+    /// Never for a plan of this program; JSON can refuse some values.
+    pub fn plan_file(&self) -> Result<String, FileError> {
+        self.plan.to_file(serde_json::to_value(&self.settings)?).to_json()
+    }
+}
+
+/// The step of a job: training, evaluation on batches of the micro-batch's shape, and saving.
+fn step(settings: &Settings) -> Result<Step, JobError> {
+    let forward = settings.model().loss(settings.micro_batch_shape())?;
+    let evaluation = forward.clone();
+    let mut step = training_step(forward, &settings.adamw(), settings.micro_batches(), Some(evaluation))?;
+    // Saving streams persistent tensors from where they lie: it keeps them alive and needs nothing else.
+    step.routines.push(Routine {
+        name: SAVE.to_owned(),
+        programs: vec![Program {
+            name: SAVE.to_owned(),
+            repeat: 1,
+            graph: Graph::new(),
+        }],
+    });
+    Ok(step)
+}
+
+/// A model's training step: gradients over `micro_batches`, AdamW, and a routine `evaluate` if a model for it is given.
+///
+/// # Errors
+/// The model has no loss or nothing to train.
+pub fn training_step(
+    forward: Forward,
+    optimizer: &AdamWConfig,
+    micro_batches: u32,
+    evaluation: Option<Forward>,
+) -> Result<Step, PassError> {
+    let step = autodiff(forward)?;
+    let step = accumulate(step, micro_batches)?;
+    let mut step = adamw(step, optimizer)?;
+    if let Some(evaluation) = evaluation {
+        step.routines.push(Routine {
+            name: EVALUATE.to_owned(),
+            programs: vec![Program {
+                name: EVALUATE.to_owned(),
+                repeat: 1,
+                graph: no_grad(evaluation)?.graph,
+            }],
+        });
+    }
+    Ok(step)
+}
+
+/// Orders and places a step for this machine's CPU backend with that many threads.
+///
+/// # Errors
+/// Sizes that cannot be addressed.
+pub fn plan_for_cpu(step: Step, threads: usize) -> Result<Plan, PlanError> {
+    let target = CpuTarget::new(threads);
+    plan(schedule(step, &target)?, &target, Layout::Shared, Effort::default())
+}

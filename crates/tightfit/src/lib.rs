@@ -1,0 +1,27 @@
+//! tightfit plans every byte of a training job before its first step, in one arena, and runs exactly that plan.
+//!
+//! The line that data follows: a model ([`Builder`], [`LlamaConfig`]) is a [`Forward`]; [`training_step`] makes it a [`Step`];
+//! [`plan_for_cpu`] orders and places it; a [`Session`] runs it. `examples/your_model.rs` walks that line with a model of its own.
+
+pub mod cli;
+pub mod console;
+pub mod data;
+pub mod failure;
+pub mod job;
+pub mod lr;
+pub mod memory;
+pub mod output;
+pub mod report;
+pub mod reserve;
+pub mod settings;
+pub mod train;
+
+pub use job::{Job, JobError, plan_for_cpu, training_step};
+pub use settings::{Request, Settings, SettingsError};
+
+pub use tightfit_cpu::{Cpu, CpuTarget};
+pub use tightfit_exec::{Driver, Feed, Results, RunError, Session, SessionError};
+pub use tightfit_ir::{DType, Forward, Init, Role, Shape, Step, Type, ValueId, op};
+pub use tightfit_model::{Builder, LlamaConfig, ModelError, llama::BatchShape};
+pub use tightfit_pass::{AdamWConfig, PassError};
+pub use tightfit_plan::{Infeasible, Plan, PlanError, Summary};

@@ -1,0 +1,205 @@
+//! The plan and the result, as text for people and JSON for programs.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+use tightfit_plan::Summary;
+
+use crate::job::Job;
+use crate::memory::format_bytes;
+use crate::settings::Settings;
+use crate::train::Outcome;
+
+/// Raised whenever a field changes its meaning or goes away.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// The object that `--json` prints. What did not happen (after `--plan-only`, say) is `null`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// See [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// `planned`, `done` or `stopped`.
+    pub status: &'static str,
+    /// Highest planned byte of the arena, plus one.
+    pub planned_peak_bytes: u64,
+    /// Bytes mapped for the arena: the planned peak in whole pages.
+    pub arena_bytes: u64,
+    /// No placement of the same buffers has a lower peak.
+    pub lower_bound_bytes: u64,
+    /// Highest byte of the arena that was written, plus one, found by looking at the arena.
+    pub measured_arena_peak_bytes: Option<u64>,
+    /// What the process may use beside the arena.
+    pub reserve_bytes: u64,
+    /// `VmHWM` at the end.
+    pub process_peak_bytes: Option<u64>,
+    /// What the process may use.
+    pub budget_bytes: u64,
+    /// Trainable parameters.
+    pub parameters: u64,
+    /// Steps done.
+    pub steps: Option<u64>,
+    /// Tokens of each step.
+    pub tokens_per_step: u64,
+    /// Median.
+    pub seconds_per_step: Option<f64>,
+    /// From the median.
+    pub tokens_per_second: Option<f64>,
+    /// Loss of the first step, in nats per token.
+    pub loss_first: Option<f64>,
+    /// Loss of the last step.
+    pub loss_last: Option<f64>,
+    /// Loss on held-out text after the last step.
+    pub eval_loss: Option<f64>,
+    /// The text's entropy: no model's expected loss is lower.
+    pub entropy_floor: f64,
+    /// The plan in detail.
+    pub plan: Summary,
+    /// Every setting.
+    pub settings: Settings,
+}
+
+impl Report {
+    /// What is known before a run.
+    pub fn planned(job: &Job, reserve_bytes: u64, entropy_floor: f64) -> Self {
+        let plan = job.plan.summary();
+        let page = 4096;
+        Self {
+            schema_version: SCHEMA_VERSION,
+            status: "planned",
+            planned_peak_bytes: plan.planned_peak_bytes,
+            arena_bytes: plan.planned_peak_bytes.next_multiple_of(page),
+            lower_bound_bytes: plan.lower_bound_bytes,
+            measured_arena_peak_bytes: None,
+            reserve_bytes,
+            process_peak_bytes: None,
+            budget_bytes: job.settings.budget.0,
+            parameters: job.settings.model().parameters(),
+            steps: None,
+            tokens_per_step: job.settings.batch.saturating_mul(job.settings.seq),
+            seconds_per_step: None,
+            tokens_per_second: None,
+            loss_first: None,
+            loss_last: None,
+            eval_loss: None,
+            entropy_floor,
+            plan,
+            settings: job.settings.clone(),
+        }
+    }
+
+    /// With what a run came to.
+    pub fn ran(mut self, outcome: &Outcome, arena_bytes: u64, measured: u64, process_peak: u64) -> Self {
+        self.status = if outcome.stopped { "stopped" } else { "done" };
+        self.arena_bytes = arena_bytes;
+        self.measured_arena_peak_bytes = Some(measured);
+        self.process_peak_bytes = Some(process_peak);
+        self.steps = Some(outcome.steps);
+        self.seconds_per_step = Some(outcome.seconds_per_step);
+        self.tokens_per_second = Some(self.tokens_per_step as f64 / outcome.seconds_per_step);
+        self.loss_first = Some(outcome.loss_first);
+        self.loss_last = Some(outcome.loss_last);
+        self.eval_loss = Some(outcome.eval_loss).filter(|loss| loss.is_finite());
+        self
+    }
+
+    /// The plan as text.
+    pub fn plan_text(&self) -> String {
+        let mut text = String::new();
+        let settings = &self.settings;
+        let mut line = |words: String| {
+            text.push_str(&words);
+            text.push('\n');
+        };
+        line(format!(
+            "model    {:.2} M parameters: {} layers, hidden {}, vocabulary {}",
+            self.parameters as f64 / 1e6,
+            settings.num_hidden_layers,
+            settings.hidden_size,
+            settings.vocab_size
+        ));
+        let micro = match settings.micro_batches() {
+            1 => String::new(),
+            n => format!(" in {n} micro-batches"),
+        };
+        line(format!(
+            "step     {} × {} tokens{micro}, {:.2} GFLOP",
+            settings.batch,
+            settings.seq,
+            self.plan.flops as f64 / 1e9
+        ));
+        line(format!("arena    {:>11}", format_bytes(self.planned_peak_bytes)));
+        for (role, bytes) in &self.plan.peak.by_role {
+            line(format!("         {:>11}  {role}", format_bytes(*bytes)));
+        }
+        line(format!(
+            "peak     in {}/{}, {}",
+            self.plan.peak.routine, self.plan.peak.program, self.plan.peak.op
+        ));
+        line(format!(
+            "bound    {:>11}  no placement needs less; gap {:.2} %",
+            format_bytes(self.lower_bound_bytes),
+            100.0 * self.plan.gap()
+        ));
+        for routine in &self.plan.routines {
+            let name = format!("{}:", routine.name);
+            line(format!(
+                "         {:>11}  {name:<9} highest byte",
+                format_bytes(routine.peak_bytes)
+            ));
+        }
+        line(format!(
+            "reserve  {:>11}  program, stacks, tables",
+            format_bytes(self.reserve_bytes)
+        ));
+        let total = self.planned_peak_bytes.saturating_add(self.reserve_bytes);
+        line(format!(
+            "total    {:>11}  of a budget of {}",
+            format_bytes(total),
+            format_bytes(self.budget_bytes)
+        ));
+        text.truncate(text.trim_end().len());
+        text
+    }
+
+    /// The result as text; empty before a run.
+    pub fn result_text(&self) -> String {
+        let mut text = String::new();
+        let (Some(first), Some(last), Some(seconds)) = (self.loss_first, self.loss_last, self.seconds_per_step) else {
+            return text;
+        };
+        let mut line = |words: std::fmt::Arguments<'_>| {
+            // Writing to a string cannot fail.
+            let _ = text.write_fmt(words);
+            text.push('\n');
+        };
+        line(format_args!(
+            "loss     {first:.4} → {last:.4}, entropy of the text {:.4} nats/token",
+            self.entropy_floor
+        ));
+        if let Some(eval) = self.eval_loss {
+            let closed = (first - eval) / (first - self.entropy_floor);
+            line(format_args!(
+                "held out {eval:.4}: {:.1} % of the gap to the entropy closed",
+                100.0 * closed
+            ));
+        }
+        line(format_args!(
+            "speed    {seconds:.3} s/step, {:.0} tokens/s",
+            self.tokens_per_second.unwrap_or(f64::NAN)
+        ));
+        if let (Some(measured), Some(process)) = (self.measured_arena_peak_bytes, self.process_peak_bytes) {
+            line(format_args!(
+                "arena    planned {} bytes, measured {measured} bytes",
+                self.planned_peak_bytes
+            ));
+            line(format_args!(
+                "process  peak {}, planned at most {}, budget {}",
+                format_bytes(process),
+                format_bytes(self.arena_bytes + self.reserve_bytes),
+                format_bytes(self.budget_bytes)
+            ));
+        }
+        text.truncate(text.trim_end().len());
+        text
+    }
+}
