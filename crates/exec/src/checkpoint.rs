@@ -1,106 +1,109 @@
 //! Checkpoint files: safetensors, streamed from the arena, whole or not there.
 //!
 //! A file is written under another name, synced, and renamed over the old one, so that a full disk or a kill leaves the last good
-//! file. The tensors are written from where they lie: saving needs no memory of its own.
+//! file. The tensors are written from where they lie: saving needs no memory of its own but the header. The `safetensors` crate
+//! would write a temporary file that only its owner may read, under a name that nobody finds again after a kill, and its header
+//! lists metadata in random order; the format is short enough to write here
+//! (<https://huggingface.co/docs/safetensors/index#format>).
 
-use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use safetensors::{Dtype, View, serialize_to_file};
+use serde_json::{Map, Value, json};
 use tightfit_ir::Role;
 
 use crate::session::Session;
 
-/// Why a checkpoint could not be saved.
+/// Why a file could not be saved.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot save {}: {message}", path.display())]
+#[error("cannot save {}: {source}", path.display())]
 pub struct SaveError {
     /// The file.
     pub path: PathBuf,
-    /// What went wrong.
-    pub message: String,
+    /// What the system said.
+    pub source: io::Error,
 }
 
-/// Writes the persistent tensors of the given roles to `path`, with `metadata` in its header.
+/// Headers are padded with blanks, so that tensors start at a multiple of this.
+const HEADER_ALIGNMENT: usize = 8;
+
+/// Writes the persistent tensors of the given roles to `path` in the order of their names, with `metadata` in its header.
 ///
 /// # Errors
 /// The file cannot be written whole; what was at `path` before is still there.
-pub fn save(
-    session: &Session,
-    roles: &[Role],
-    metadata: HashMap<String, String>,
-    path: &Path,
-) -> Result<(), SaveError> {
-    let tensors = session
-        .plan()
-        .liveness()
-        .persistent
+pub fn save(session: &Session, roles: &[Role], metadata: &[(&str, &str)], path: &Path) -> Result<(), SaveError> {
+    let persistent = &session.plan().liveness().persistent;
+    let mut tensors: Vec<_> = persistent
         .iter()
-        .filter(|tensor| roles.contains(&tensor.role));
-    let views = tensors.filter_map(|tensor| {
-        let data = session.persistent(&tensor.name)?;
-        let shape = tensor.ty.shape.dims().iter().map(|&d| d as usize).collect();
-        Some((tensor.name.as_str(), F32View { shape, data }))
-    });
-    replace(path, |partial| {
-        serialize_to_file(views, Some(metadata), partial).map_err(|error| error.to_string())
+        .filter(|tensor| roles.contains(&tensor.role))
+        .filter_map(|tensor| Some((tensor, session.persistent(&tensor.name)?)))
+        .collect();
+    tensors.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+
+    let metadata: Map<String, Value> = metadata.iter().map(|&(key, text)| (key.into(), text.into())).collect();
+    let mut header = Map::from_iter([("__metadata__".to_owned(), metadata.into())]);
+    let mut end = 0;
+    for (tensor, data) in &tensors {
+        let start = end;
+        end += size_of_val(*data);
+        let info = json!({ "dtype": "F32", "shape": tensor.ty.shape.dims(), "data_offsets": [start, end] });
+        header.insert(tensor.name.clone(), info);
+    }
+    let mut header = Value::from(header).to_string();
+    header.extend(std::iter::repeat_n(
+        ' ',
+        header.len().next_multiple_of(HEADER_ALIGNMENT) - header.len(),
+    ));
+
+    replace(path, |mut file| {
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(header.as_bytes())?;
+        tensors.iter().try_for_each(|(_, data)| file.write_all(bytes(data)))
     })
 }
 
-/// Makes `path` by writing another file first: the content is there whole, or as it was.
+/// Makes `path` by writing [`partial`]`(path)` first: the content is there whole, or as it was.
 ///
 /// # Errors
 /// Writing, syncing or renaming fails; the other file is removed.
-pub fn replace(path: &Path, write: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), SaveError> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(".partial");
-    let partial = path.with_file_name(name);
-    let synced = write(&partial).and_then(|()| {
-        let finish = || -> std::io::Result<()> {
-            File::open(&partial)?.sync_all()?;
-            fs::rename(&partial, path)?;
-            // The new name is durable once the folder is synced.
-            match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-                Some(parent) => File::open(parent)?.sync_all(),
-                None => File::open(".")?.sync_all(),
-            }
-        };
-        finish().map_err(|error| error.to_string())
-    });
-    synced.map_err(|message| {
+pub fn replace(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> Result<(), SaveError> {
+    let partial = partial(path);
+    let saved = || {
+        let file = File::create(&partial)?;
+        write(&file)?;
+        file.sync_all()?;
+        fs::rename(&partial, path)?;
+        // The new name is durable once the folder is synced.
+        let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+    };
+    saved().map_err(|source| {
         // It may not exist; what matters is reported below.
         let _ = fs::remove_file(&partial);
         SaveError {
             path: path.to_owned(),
-            message,
+            source,
         }
     })
 }
 
-/// A tensor where it lies.
-struct F32View<'a> {
-    shape: Vec<usize>,
-    data: &'a [f32],
+/// The name under which a file is written until it is whole. A process that is killed leaves it there.
+pub fn partial(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(".partial");
+    path.with_file_name(name)
 }
 
-impl View for F32View<'_> {
-    fn dtype(&self) -> Dtype {
-        Dtype::F32
-    }
+/// Bytes that a folder's file system has left for this user; `None` where it does not say.
+pub fn free_bytes(folder: &Path) -> Option<u64> {
+    let stat = rustix::fs::statvfs(folder).ok()?;
+    (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
+}
 
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        // SAFETY: floats are plain bytes, and a byte has no alignment.
-        let bytes = unsafe { std::slice::from_raw_parts(self.data.as_ptr().cast(), size_of_val(self.data)) };
-        Cow::Borrowed(bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        size_of_val(self.data)
-    }
+/// Floats as the file holds them: little-endian.
+fn bytes(data: &[f32]) -> &[u8] {
+    const { assert!(cfg!(target_endian = "little"), "safetensors are little-endian") };
+    // SAFETY: floats are plain bytes, and a byte has no alignment.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
 }

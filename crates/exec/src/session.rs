@@ -24,8 +24,13 @@ pub enum SessionError {
         source: std::io::Error,
     },
     /// A plan for another backend.
-    #[error("the plan is for `{0}`, this session runs on the CPU backend")]
-    Target(String),
+    #[error("the plan is for `{plan}`, this session runs on `{session}`")]
+    Target {
+        /// What the plan was made for.
+        plan: String,
+        /// What there is.
+        session: String,
+    },
 }
 
 /// Stack of each worker thread, in bytes: kernels recurse nowhere and keep tiles in registers and workspaces.
@@ -43,7 +48,7 @@ pub enum RunError {
         /// Input or result.
         kind: &'static str,
         /// As asked for.
-        name: &'static str,
+        name: String,
     },
     /// The driver could not feed or read.
     #[error(transparent)]
@@ -76,7 +81,7 @@ impl Feed<'_> {
     ///
     /// # Errors
     /// The program has no such input.
-    pub fn inputs<T: Element, const N: usize>(&mut self, names: [&'static str; N]) -> Result<[&mut [T]; N], RunError> {
+    pub fn inputs<T: Element, const N: usize>(&mut self, names: [&str; N]) -> Result<[&mut [T]; N], RunError> {
         let mut ranges = [const { 0..0 }; N];
         for (range, name) in ranges.iter_mut().zip(names) {
             *range = find(self.slots, "input", name)?;
@@ -88,7 +93,7 @@ impl Feed<'_> {
     ///
     /// # Errors
     /// The program has no such input.
-    pub fn scalar(&mut self, name: &'static str, value: f32) -> Result<(), RunError> {
+    pub fn scalar(&mut self, name: &str, value: f32) -> Result<(), RunError> {
         let [input] = self.inputs([name])?;
         input.fill(value);
         Ok(())
@@ -106,7 +111,7 @@ impl Results<'_> {
     ///
     /// # Errors
     /// The program has no such result.
-    pub fn result(&self, name: &'static str) -> Result<&[f32], RunError> {
+    pub fn result(&self, name: &str) -> Result<&[f32], RunError> {
         Ok(self.arena.slice(find(self.slots, "result", name)?))
     }
 
@@ -114,14 +119,17 @@ impl Results<'_> {
     ///
     /// # Errors
     /// The program has no such result.
-    pub fn scalar(&self, name: &'static str) -> Result<f32, RunError> {
+    pub fn scalar(&self, name: &str) -> Result<f32, RunError> {
         Ok(self.result(name)?[0])
     }
 }
 
-fn find(slots: &[(String, Slot)], kind: &'static str, name: &'static str) -> Result<Range<u64>, RunError> {
+fn find(slots: &[(String, Slot)], kind: &'static str, name: &str) -> Result<Range<u64>, RunError> {
     let slot = slots.iter().find(|(slot, _)| slot == name).map(|(_, slot)| slot);
-    let slot = slot.ok_or(RunError::Name { kind, name })?;
+    let slot = slot.ok_or_else(|| RunError::Name {
+        kind,
+        name: name.to_owned(),
+    })?;
     Ok(slot.offset..slot.offset + slot.ty.bytes())
 }
 
@@ -135,15 +143,25 @@ pub struct Session {
 }
 
 impl Session {
-    /// Maps the arena, makes every page of it resident and starts `threads − 1` workers. Persistent tensors are not filled yet.
+    /// Starts `threads − 1` workers and a session on them, with this machine's best instruction set.
     ///
     /// # Errors
-    /// The system has no memory or threads to give.
+    /// The system has no memory or threads to give, or the plan is for another machine.
     pub fn new(plan: Plan, threads: usize) -> Result<Self, SessionError> {
         let pool = Pool::new(threads, STACK_BYTES).map_err(|source| SessionError::Threads { threads, source })?;
-        let cpu = Cpu::new(pool);
+        Self::on(plan, Cpu::new(pool))
+    }
+
+    /// Maps the arena and makes every page of it resident. Persistent tensors are not filled yet.
+    ///
+    /// # Errors
+    /// The system has no memory to give, or the plan is for another instruction set or number of threads.
+    pub fn on(plan: Plan, cpu: Cpu) -> Result<Self, SessionError> {
         if plan.target() != cpu.target().name() {
-            return Err(SessionError::Target(plan.target().to_owned()));
+            return Err(SessionError::Target {
+                plan: plan.target().to_owned(),
+                session: cpu.target().name().to_owned(),
+            });
         }
         let mut arena = Arena::map(plan.peak())?;
         arena.fill(cpu.pool());

@@ -195,7 +195,11 @@ impl Step {
                     place: format!("{name}: {place}"),
                     message,
                 },
-                op => op,
+                VerifyError::Op { node, scope, source } => VerifyError::Op {
+                    node,
+                    scope: format!("{name}: {scope}"),
+                    source,
+                },
             })?;
             if program.repeat == 0 {
                 return malformed(name, "must repeat at least once");

@@ -77,7 +77,7 @@ fn types_that_do_not_follow_from_the_operation() {
     refused(with("%3: f32[4x4]", "%3: i32[4x4]"), &["node 0 (a add)", "i32[4x4]"]);
     refused(
         with("\"x\" f32[4x4]", "\"x\" f32[4x5]"),
-        &["node 0 (a)", "add", "f32[4x5]"],
+        &["node 0 (train/micro_step: a)", "add", "f32[4x5]"],
     );
 }
 

@@ -100,7 +100,7 @@ impl Gradients {
         let first_new = graph.nodes.len();
         let mut rule = Gradient::new(graph, id, results, wanted);
         op.gradient(&mut rule).map_err(PassError::op(PASS, &scope))?;
-        for (operand, gradient) in rule.finish() {
+        for (operand, gradient) in rule.finish().map_err(PassError::op(PASS, &scope))? {
             let input = inputs[operand];
             let sum = match self.of[input.index()] {
                 OutputGradient::None => gradient,

@@ -47,6 +47,9 @@ pub enum PlanError {
     },
 }
 
+/// Memory is mapped in pages of this size, on all but a few machines.
+const PAGE_BYTES: u64 = 4096;
+
 /// How buffers share the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -279,6 +282,11 @@ impl Plan {
     pub fn peak(&self) -> u64 {
         let routines = self.routines.iter().map(|routine| routine.peak).max();
         routines.unwrap_or(0).max(self.persistent_end)
+    }
+
+    /// Bytes to map for the arena: the peak in whole pages.
+    pub fn arena_bytes(&self) -> u64 {
+        self.peak().checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX)
     }
 
     /// No placement of these buffers has a lower peak.

@@ -150,7 +150,7 @@ impl Plan {
     /// # Errors
     /// It needs more than `budget_bytes`, of which `reserve_bytes` go to what the arena does not hold.
     pub fn fit(&self, budget_bytes: u64, reserve_bytes: u64) -> Result<(), Box<Infeasible>> {
-        let needed_bytes = self.peak().saturating_add(reserve_bytes);
+        let needed_bytes = self.arena_bytes().saturating_add(reserve_bytes);
         if needed_bytes <= budget_bytes {
             return Ok(());
         }
@@ -182,15 +182,15 @@ impl fmt::Display for Infeasible {
         writeln!(
             f,
             "does not fit: needs {}, the budget is {}",
-            bytes(self.needed_bytes),
-            bytes(self.budget_bytes)
+            format_bytes(self.needed_bytes),
+            format_bytes(self.budget_bytes)
         )?;
-        writeln!(f, "  arena    {}", bytes(self.summary.planned_peak_bytes))?;
-        writeln!(f, "  reserve  {}", bytes(self.reserve_bytes))?;
+        writeln!(f, "  arena    {}", format_bytes(self.summary.planned_peak_bytes))?;
+        writeln!(f, "  reserve  {}", format_bytes(self.reserve_bytes))?;
         writeln!(f, "  peak     {} in {}/{}", peak.op, peak.routine, peak.program)?;
         writeln!(f, "largest buffers then:")?;
         for (label, role, size) in &peak.largest {
-            writeln!(f, "  {:>10}  {role:<15}  {label}", bytes(*size))?;
+            writeln!(f, "  {:>10}  {role:<15}  {label}", format_bytes(*size))?;
         }
         write!(f, "smallest budget that would do: {}", self.needed_bytes)
     }
@@ -198,11 +198,42 @@ impl fmt::Display for Infeasible {
 
 impl std::error::Error for Infeasible {}
 
-/// Bytes in the largest binary unit that leaves a whole part.
-pub fn bytes(n: u64) -> String {
-    const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-    match UNITS.iter().find(|(_, unit)| n >= *unit) {
-        Some((name, unit)) => format!("{:.2} {name}", n as f64 / *unit as f64),
-        None => format!("{n} B"),
+/// A size with two decimals in the largest binary unit that keeps it at 1 or more: `3.46 GiB`, `512 B`.
+pub fn format_bytes(bytes: u64) -> String {
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut units = ["KiB", "MiB", "GiB", "TiB"].into_iter();
+    let mut unit = "KiB";
+    for next in units.by_ref().skip(1) {
+        // 1023.995 and more would print as 1024.00.
+        if value < 1023.995 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    format!("{value:.2} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_print() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.00 KiB"),
+            (1536, "1.50 KiB"),
+            ((1 << 20) - 1, "1.00 MiB"),
+            (3_715_146_875, "3.46 GiB"),
+            (24_000_000_000, "22.35 GiB"),
+            (5 << 50, "5120.00 TiB"),
+        ] {
+            assert_eq!(format_bytes(bytes), text);
+        }
     }
 }

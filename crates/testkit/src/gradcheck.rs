@@ -128,7 +128,7 @@ fn analytic(case: &Case, wanted: &[usize], cotangent: Option<&Tensor>) -> Result
     let flags = (0..case.inputs.len()).map(|i| wanted.contains(&i)).collect();
     let mut rule = Gradient::new(&mut graph, NodeId(0), results, flags);
     case.op.gradient(&mut rule).map_err(|error| error.to_string())?;
-    let given = rule.finish();
+    let given = rule.finish().map_err(|error| error.to_string())?;
     let indices: Vec<usize> = given.iter().map(|(operand, _)| *operand).collect();
     if indices != wanted {
         return Err(format!("wanted gradients of {wanted:?}, given {indices:?}"));

@@ -1,7 +1,7 @@
 //! Every gradient rule, and whole random models through `autodiff`, against finite differences in `f64`.
 
 use proptest::prelude::*;
-use tightfit_ir::Op;
+use tightfit_ir::{Forward, Graph, Op, Tensor};
 use tightfit_testkit::data::batch;
 use tightfit_testkit::gradcheck::{check_model, check_rule};
 use tightfit_testkit::interpret::initial;
@@ -23,6 +23,23 @@ fn every_gradient_rule_agrees_with_finite_differences() {
         }
     }
     assert!(failures.is_empty(), "{} fail:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Both gradients of one node belong to one value: neither can be added onto the other in that node.
+#[test]
+fn a_weight_that_is_both_operands_of_the_loss() {
+    let text = "\
+%0 = input \"w\" f32[3x2] weight persistent normal(1) trainable
+%1 = input \"targets\" i32[3] input fed
+%2 = input \"token_count\" f32[1] input fed
+%3: f32[1] activation = linear_cross_entropy{\"chunk\":2,\"ignore_index\":-100}(%0, %0, %1, %2) @\"loss\" forward
+output \"loss\" = %3 read
+";
+    let graph = Graph::parse(text).unwrap();
+    let mut feed = initial(&graph, 3);
+    let targets = Tensor::new([3], vec![2.0, -100.0, 0.0]);
+    feed.extend([("targets".into(), targets), ("token_count".into(), Tensor::scalar(2.0))]);
+    assert_eq!(check_model(&Forward { graph }, &feed, 3), Ok(()));
 }
 
 proptest! {

@@ -4,6 +4,7 @@
 //! `cargo run --release --example your_model`
 
 use std::error::Error;
+use std::process::ExitCode;
 
 use tightfit::op::Approximate;
 use tightfit::{
@@ -14,7 +15,7 @@ use tightfit::{
 const POINTS: u64 = 1024;
 const CLASSES: u64 = 4;
 const STEPS: u32 = 300;
-const BUDGET: u64 = 24 << 20;
+const BUDGET: u64 = 32 << 20;
 const THREADS: usize = 2;
 
 /// From points in the plane to a loss. Weights are named by their scopes: `classifier.0.fc.weight`, ….
@@ -72,7 +73,17 @@ impl Driver for Spirals {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let adamw = AdamWConfig {
         beta1: 0.9,
         beta2: 0.99,

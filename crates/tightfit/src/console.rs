@@ -1,6 +1,6 @@
 //! Where words go: results to stdout, or to stderr where stdout is kept for JSON.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -15,20 +15,28 @@ pub struct Console {
 }
 
 impl Console {
-    /// Writes a line. A reader that has gone away is no error.
+    /// Writes a line to stdout, or to stderr where stdout is for JSON.
     ///
     /// # Errors
-    /// The stream cannot be written, e.g. as the disk is full.
+    /// As [`to_stdout`]. What stderr does not take is lost: nobody's result depends on it.
     pub fn line(self, text: &str) -> io::Result<()> {
-        let written = if self.json {
-            writeln!(io::stderr().lock(), "{text}")
-        } else {
-            writeln!(io::stdout().lock(), "{text}")
-        };
-        match written {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            other => other,
+        if self.json {
+            let _ = writeln!(io::stderr().lock(), "{text}");
+            return Ok(());
         }
+        to_stdout(text)
+    }
+}
+
+/// Writes a line to stdout. A reader that has gone away (`| head`) has what it wanted.
+///
+/// # Errors
+/// The stream cannot be written, e.g. as the disk is full.
+pub fn to_stdout(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
     }
 }
 
@@ -45,8 +53,10 @@ pub struct Progress {
 impl Progress {
     /// For a run of `steps`; `memory` is what the process has been planned to use.
     pub fn new(steps: u64, tokens_per_step: u64, memory: u64) -> Self {
-        let bar = io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr_with_hz(5));
+        let target = ProgressDrawTarget::stderr_with_hz(5);
+        // Hidden where stderr is no terminal or one that cannot move its cursor (TERM=dumb).
+        let bar = (!target.is_hidden()).then(|| {
+            let bar = ProgressBar::with_draw_target(Some(steps), target);
             // The template is a constant that parses.
             if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}  {eta} left") {
                 bar.set_style(style);

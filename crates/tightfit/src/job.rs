@@ -59,12 +59,17 @@ impl Job {
         Ok(Self { settings, plan })
     }
 
-    /// The plan as a file's content.
+    /// The plan as a file's content. The budget is no part of it: a plan is held against whatever budget the run that follows it
+    /// has.
     ///
     /// # Errors
     /// Never for a plan of this program; JSON can refuse some values.
     pub fn plan_file(&self) -> Result<String, FileError> {
-        self.plan.to_file(serde_json::to_value(&self.settings)?).to_json()
+        let mut settings = serde_json::to_value(&self.settings)?;
+        if let Some(settings) = settings.as_object_mut() {
+            settings.shift_remove("budget");
+        }
+        self.plan.to_file(settings).to_json()
     }
 }
 

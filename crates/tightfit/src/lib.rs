@@ -7,6 +7,8 @@ pub mod cli;
 pub mod console;
 pub mod data;
 pub mod failure;
+pub mod follow;
+pub mod input;
 pub mod job;
 pub mod lr;
 pub mod memory;
@@ -14,6 +16,7 @@ pub mod output;
 pub mod report;
 pub mod reserve;
 pub mod settings;
+pub mod stop;
 pub mod train;
 
 pub use job::{Job, JobError, plan_for_cpu, training_step};

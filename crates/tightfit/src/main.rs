@@ -1,119 +1,134 @@
 //! The command.
 
+use std::fmt::Display;
 use std::io::{self, Write};
-use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use clap::Parser;
+use tightfit::Session;
 use tightfit::cli::{Cli, Command, TrainArgs};
-use tightfit::console::{Console, Progress};
+use tightfit::console::{Console, Progress, to_stdout};
 use tightfit::failure::Failure;
+use tightfit::follow::Followed;
 use tightfit::job::Job;
 use tightfit::memory::{default_budget, process_peak_bytes};
 use tightfit::output::Output;
 use tightfit::report::Report;
 use tightfit::reserve::reserve_bytes;
 use tightfit::settings::{Request, Settings};
-use tightfit::train::{batches, train};
-use tightfit::{Session, job::JobError};
-
-/// The user stopped the run.
-const STOPPED: u8 = 5;
+use tightfit::stop::{STOPPED, Stop};
+use tightfit::train::{Outcome, TrainError, batches, train};
 
 fn main() -> ExitCode {
     let Command::Train(args) = Cli::parse().command;
-    match run(*args) {
+    match run(&args) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            // If stderr is gone, the exit code still says what happened.
-            let _ = writeln!(io::stderr().lock(), "error: {failure}");
+            complain(format_args!("error: {failure}"));
             ExitCode::from(failure.exit_code())
         }
     }
 }
 
-fn run(args: TrainArgs) -> Result<u8, Failure> {
+fn run(args: &TrainArgs) -> Result<u8, Failure> {
+    let stop = Stop::watch().map_err(Failure::Signal)?;
     let console = Console { json: args.json };
-    let settings = resolve(&args)?;
+    let followed = args.plan.as_deref().map(Followed::read).transpose()?;
+    let settings = resolve(args, followed.as_ref())?;
     if args.print_config {
-        say(console, settings.to_toml().trim_end())?;
+        write(to_stdout(settings.to_toml().trim_end()))?;
         return Ok(0);
     }
-    let job = match &args.plan {
-        Some(path) => follow(settings, path)?,
+    let job = match followed {
+        Some(plan) => plan.job(settings)?,
         None => Job::plan(settings)?,
     };
-    let text = batches(&job.settings).map_err(tightfit::train::TrainError::from)?;
+    let text = batches(&job.settings).map_err(TrainError::from)?;
     let entropy = text.language().entropy_per_byte();
-    let report = Report::planned(&job, reserve_bytes(job.settings.threads)?, entropy);
-    say(console, &report.plan_text())?;
-    job.plan.fit(report.budget_bytes, report.reserve_bytes)?;
+    let mut report = Report::planned(&job, reserve_bytes(job.settings.threads)?, entropy);
+    write(console.line(&report.plan_text()))?;
+    if let Err(infeasible) = job.plan.fit(report.budget_bytes, report.reserve_bytes) {
+        report.status = "does_not_fit";
+        print_json(console, &report)?;
+        return Err(infeasible.into());
+    }
+    let mut output = match &args.out {
+        Some(dir) => Some(Output::claim(dir, args.overwrite)?),
+        None => None,
+    };
+    if let Some(output) = &mut output {
+        output.begin(&job)?;
+    }
     if args.plan_only {
         print_json(console, &report)?;
         return Ok(0);
     }
 
-    let mut output = match &args.out {
-        Some(dir) => Some(Output::create(dir, &job)?),
-        None => None,
-    };
-    let stop = Arc::new(AtomicBool::new(false));
-    let handler = stop.clone();
-    ctrlc::set_handler(move || {
-        if handler.swap(true, Ordering::Relaxed) {
-            std::process::exit(i32::from(STOPPED));
-        }
-    })?;
     let settings = job.settings.clone();
     let mut session = Session::new(job.plan, settings.threads)?;
     session.set_poison(args.poison);
     session.initialise(settings.seed);
-
-    let planned = report.arena_bytes + report.reserve_bytes;
-    let mut progress = Progress::new(settings.steps, report.tokens_per_step, planned);
-    let mut unwritten = None;
-    let outcome = train(&mut session, &settings, &stop, |step| {
-        progress.step(step);
-        if let Some(output) = &mut output
-            && let Err(error) = output.step(step)
-        {
-            unwritten = Some(error);
-            stop.store(true, Ordering::Relaxed);
-        }
-    });
-    progress.finish();
-    let outcome = outcome?;
-    if let Some(source) = unwritten {
-        let what = "metrics.jsonl".to_owned();
-        return Err(Failure::Write { what, source });
-    }
+    let (outcome, noted) = watch(&mut session, &settings, &stop, &report, output.as_mut())?;
     let arena = session.arena();
     let report = report.ran(&outcome, arena.len(), arena.measured_peak(), process_peak_bytes()?);
-    say(console, &report.result_text())?;
-    if let Some(output) = &mut output {
-        output.finish(&session, &report)?;
-    }
+    // The weights first: words can be lost.
+    let saved = output
+        .as_ref()
+        .map_or(Ok(()), |output| output.finish(&session, &report));
+    let said = write(console.line(&report.result_text()));
+    noted?;
+    saved?;
+    said?;
     print_json(console, &report)?;
-    if !outcome.stopped {
+    if !stop.requested().load(Ordering::Relaxed) {
         return Ok(0);
     }
-    let saved = match &args.out {
+    let kept = match &args.out {
         Some(dir) => format!("state saved in {}", dir.display()),
         None => "nothing saved, as no --out was given".to_owned(),
     };
-    say(
-        console,
-        &format!("stopped after step {} of {}: {saved}", outcome.steps, settings.steps),
-    )?;
+    complain(format_args!(
+        "stopped after step {} of {}: {kept}",
+        outcome.steps, settings.steps
+    ));
     Ok(STOPPED)
 }
 
-fn resolve(args: &TrainArgs) -> Result<Settings, Failure> {
+/// Trains, showing and noting every step. A step that cannot be noted, say on a full disk, ends the run: the outcome then says so
+/// beside what there is to save.
+fn watch(
+    session: &mut Session,
+    settings: &Settings,
+    stop: &Stop,
+    report: &Report,
+    mut output: Option<&mut Output>,
+) -> Result<(Outcome, Result<(), Failure>), Failure> {
+    let planned = report.arena_bytes + report.reserve_bytes;
+    let mut progress = Progress::new(settings.steps, report.tokens_per_step, planned);
+    let mut noted = Ok(());
+    let outcome = train(session, settings, stop.requested(), |step| {
+        stop.first_step_done();
+        progress.step(step);
+        if let Some(output) = &mut output
+            && let Err(failure) = output.step(step)
+        {
+            noted = Err(failure);
+            stop.requested().store(true, Ordering::Relaxed);
+        }
+    });
+    progress.finish();
+    Ok((outcome?, noted))
+}
+
+/// Flags, then the settings file, then those of the plan that is followed, then defaults.
+fn resolve(args: &TrainArgs, followed: Option<&Followed>) -> Result<Settings, Failure> {
     let mut request = args.request.clone();
     if let Some(path) = &args.config {
         request = request.or(Request::read(path)?);
+    }
+    if let Some(plan) = followed {
+        request = request.or(plan.request());
     }
     let budget = match request.budget {
         Some(budget) => budget.0,
@@ -122,34 +137,20 @@ fn resolve(args: &TrainArgs) -> Result<Settings, Failure> {
     Ok(request.resolve(budget)?)
 }
 
-fn follow(settings: Settings, path: &Path) -> Result<Job, Failure> {
-    let bad = |source: Box<dyn std::error::Error + Send + Sync>| Failure::PlanFile {
-        path: path.to_owned(),
-        source,
-    };
-    let json = std::fs::read_to_string(path).map_err(|error| bad(error.into()))?;
-    Job::with_plan_file(settings, &json).map_err(|error| match error {
-        JobError::File(error) => bad(error.into()),
-        other => other.into(),
-    })
-}
-
-fn say(console: Console, text: &str) -> Result<(), Failure> {
-    console.line(text).map_err(|source| Failure::Write {
-        what: "output".to_owned(),
-        source,
-    })
-}
-
 fn print_json(console: Console, report: &Report) -> Result<(), Failure> {
     if !console.json {
         return Ok(());
     }
-    let printed = serde_json::to_string_pretty(report)
-        .map_err(io::Error::from)
-        .and_then(|json| writeln!(io::stdout().lock(), "{json}"));
-    printed.map_err(|source| Failure::Write {
-        what: "the JSON object to stdout".to_owned(),
-        source,
-    })
+    let json = serde_json::to_string_pretty(report).map_err(io::Error::from);
+    write(json.and_then(|json| to_stdout(&json)))
+}
+
+fn write(written: io::Result<()>) -> Result<(), Failure> {
+    let what = "to stdout".to_owned();
+    written.map_err(|source| Failure::Write { what, source })
+}
+
+/// To stderr. If it is gone, the exit code still says what happened.
+fn complain(words: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "{words}");
 }

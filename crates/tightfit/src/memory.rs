@@ -10,8 +10,9 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use bytes::{ParseBytesError, format_bytes, parse_bytes};
+pub use bytes::{ParseBytesError, parse_bytes};
 pub use cgroup::CgroupLimit;
+pub use tightfit_plan::report::format_bytes;
 
 /// Why a memory figure cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -1,8 +1,7 @@
 //! The folder that `--out` names: plan, settings, metrics, weights.
 
-use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
@@ -15,83 +14,140 @@ use crate::job::Job;
 use crate::report::Report;
 use crate::train::StepReport;
 
-/// An output folder.
+const MODEL: &str = "model.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
+const RESULT: &str = "result.json";
+const METRICS: &str = "metrics.jsonl";
+
+/// What training has made, the result first: a folder with a result has whole weights of the same run. Written in the opposite
+/// order.
+const TRAINED: [&str; 3] = [RESULT, OPTIMIZER, MODEL];
+
+/// An output folder that this run alone writes.
 pub struct Output {
     dir: PathBuf,
-    metrics: BufWriter<File>,
+    /// Locked while the run lasts.
+    metrics: File,
+    /// Bytes of whole lines in `metrics`.
+    metrics_len: u64,
 }
 
 impl Output {
-    /// Makes the folder and writes what is known before the run: `plan.json`, `config.toml`, `config.json` (the model, as Hugging
-    /// Face spells it).
+    /// Makes the folder if there is none and claims it. Nothing that is in it changes.
     ///
     /// # Errors
-    /// The folder cannot be made or written.
-    pub fn create(dir: &Path, job: &Job) -> Result<Self, Failure> {
+    /// The folder cannot be made or written, another run writes to it, or it holds trained weights that may not be overwritten.
+    pub fn claim(dir: &Path, overwrite: bool) -> Result<Self, Failure> {
+        if dir.exists() && !dir.is_dir() {
+            return Err(write_failure(dir, io::ErrorKind::NotADirectory.into()));
+        }
         fs::create_dir_all(dir).map_err(|source| write_failure(dir, source))?;
-        text(&dir.join("plan.json"), &job.plan_file()?)?;
-        text(&dir.join("config.toml"), &job.settings.to_toml())?;
+        let holds_run = TRAINED.iter().any(|name| dir.join(name).exists());
+        if holds_run && !overwrite {
+            return Err(Failure::Occupied { dir: dir.to_owned() });
+        }
+        let path = dir.join(METRICS);
+        let metrics = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(|source| write_failure(&path, source))?;
+        match metrics.try_lock() {
+            Err(TryLockError::WouldBlock) => return Err(Failure::Busy { dir: dir.to_owned() }),
+            // Some network file systems know no locks; the claim is then a matter of trust.
+            Err(TryLockError::Error(_)) | Ok(()) => {}
+        }
+        Ok(Self {
+            dir: dir.to_owned(),
+            metrics,
+            metrics_len: 0,
+        })
+    }
+
+    /// Removes an earlier run, checks that there is room for what this one will save, and writes what is known before this one: `plan.json`, `config.toml`, `config.json` (the model, as
+    /// Hugging Face spells it).
+    ///
+    /// # Errors
+    /// A file cannot be removed or written, or there is no room.
+    pub fn begin(&mut self, job: &Job) -> Result<(), Failure> {
+        for path in TRAINED.map(|name| self.dir.join(name)) {
+            remove(&path)?;
+            remove(&checkpoint::partial(&path))?;
+        }
+        self.metrics
+            .set_len(0)
+            .map_err(|source| write_failure(&self.dir.join(METRICS), source))?;
+        let needed = job.plan.persistent_bytes();
+        if let Some(free) = checkpoint::free_bytes(&self.dir)
+            && free < needed
+        {
+            let dir = self.dir.clone();
+            return Err(Failure::NoRoom { dir, needed, free });
+        }
         let mut config = serde_json::to_value(job.settings.model()).unwrap_or_default();
         config["architectures"] = json!(["LlamaForCausalLM"]);
         config["model_type"] = json!("llama");
         config["torch_dtype"] = json!("float32");
         config["max_position_embeddings"] = json!(job.settings.seq);
-        text(&dir.join("config.json"), &format!("{config:#}\n"))?;
-        let path = dir.join("metrics.jsonl");
-        let metrics = File::create(&path).map_err(|source| write_failure(&path, source))?;
-        Ok(Self {
-            dir: dir.to_owned(),
-            metrics: BufWriter::new(metrics),
-        })
+        self.text("plan.json", &job.plan_file()?)?;
+        self.text("config.toml", &job.settings.to_toml())?;
+        self.text("config.json", &format!("{config:#}\n"))
     }
 
-    /// Appends a step to `metrics.jsonl`.
+    /// Appends a step to `metrics.jsonl`: a whole line or nothing.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn step(&mut self, report: &StepReport) -> io::Result<()> {
-        let line = json!({
+    pub fn step(&mut self, report: &StepReport) -> Result<(), Failure> {
+        let mut line = json!({
             "step": report.step,
             "loss": report.loss,
             "grad_norm": report.grad_norm,
             "lr": report.lr,
             "seconds": report.seconds,
             "eval_loss": report.eval_loss,
-        });
-        writeln!(self.metrics, "{line}")
+        })
+        .to_string();
+        line.push('\n');
+        self.metrics.write_all(line.as_bytes()).map_err(|source| {
+            // Takes half a line away; if that fails too, the error below says where to look.
+            let _ = self.metrics.set_len(self.metrics_len);
+            write_failure(&self.dir.join(METRICS), source)
+        })?;
+        self.metrics_len += line.len() as u64;
+        Ok(())
     }
 
     /// Writes `model.safetensors`, `optimizer.safetensors` and `result.json`.
     ///
     /// # Errors
-    /// A file cannot be written; a file of that name from before is still whole.
-    pub fn finish(&mut self, session: &Session, report: &Report) -> Result<(), Failure> {
-        let metrics = self.dir.join("metrics.jsonl");
-        self.metrics.flush().map_err(|source| write_failure(&metrics, source))?;
+    /// A file cannot be written whole; then neither it nor those after it are there.
+    pub fn finish(&self, session: &Session, report: &Report) -> Result<(), Failure> {
         let steps = report.steps.unwrap_or(0).to_string();
-        let metadata = || {
-            HashMap::from([
-                ("format".to_owned(), "pt".to_owned()),
-                ("steps".to_owned(), steps.clone()),
-            ])
-        };
-        let save = |roles: &[Role], name: &str| checkpoint::save(session, roles, metadata(), &self.dir.join(name));
-        save(&[Role::Weight, Role::Adapter], "model.safetensors")?;
-        save(&[Role::OptimizerState], "optimizer.safetensors")?;
+        let metadata = [("format", "pt"), ("steps", &*steps)];
+        let save = |roles: &[Role], name: &str| checkpoint::save(session, roles, &metadata, &self.dir.join(name));
+        save(&[Role::Weight, Role::Adapter], MODEL)?;
+        save(&[Role::OptimizerState], OPTIMIZER)?;
         let result = serde_json::to_string_pretty(report).map_err(|error| SaveError {
-            path: self.dir.join("result.json"),
-            message: error.to_string(),
+            path: self.dir.join(RESULT),
+            source: error.into(),
         })?;
-        text(&self.dir.join("result.json"), &(result + "\n"))
+        self.text(RESULT, &(result + "\n"))
+    }
+
+    /// Writes a small file whole or not at all.
+    fn text(&self, name: &str, content: &str) -> Result<(), Failure> {
+        checkpoint::replace(&self.dir.join(name), |mut file| file.write_all(content.as_bytes()))?;
+        Ok(())
     }
 }
 
-/// Writes a small file whole or not at all.
-fn text(path: &Path, content: &str) -> Result<(), Failure> {
-    checkpoint::replace(path, |partial| {
-        fs::write(partial, content).map_err(|error| error.to_string())
-    })?;
-    Ok(())
+/// Removes a file if it is there.
+fn remove(path: &Path) -> Result<(), Failure> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(write_failure(path, error)),
+        _ => Ok(()),
+    }
 }
 
 fn write_failure(path: &Path, source: io::Error) -> Failure {

@@ -18,7 +18,7 @@ pub const SCHEMA_VERSION: u32 = 1;
 pub struct Report {
     /// See [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// `planned`, `done` or `stopped`.
+    /// `planned`, `does_not_fit`, `done` or `stopped`.
     pub status: &'static str,
     /// Highest planned byte of the arena, plus one.
     pub planned_peak_bytes: u64,
@@ -62,12 +62,11 @@ impl Report {
     /// What is known before a run.
     pub fn planned(job: &Job, reserve_bytes: u64, entropy_floor: f64) -> Self {
         let plan = job.plan.summary();
-        let page = 4096;
         Self {
             schema_version: SCHEMA_VERSION,
             status: "planned",
             planned_peak_bytes: plan.planned_peak_bytes,
-            arena_bytes: plan.planned_peak_bytes.next_multiple_of(page),
+            arena_bytes: job.plan.arena_bytes(),
             lower_bound_bytes: plan.lower_bound_bytes,
             measured_arena_peak_bytes: None,
             reserve_bytes,
@@ -151,7 +150,7 @@ impl Report {
             "reserve  {:>11}  program, stacks, tables",
             format_bytes(self.reserve_bytes)
         ));
-        let total = self.planned_peak_bytes.saturating_add(self.reserve_bytes);
+        let total = self.arena_bytes.saturating_add(self.reserve_bytes);
         line(format!(
             "total    {:>11}  of a budget of {}",
             format_bytes(total),

@@ -18,17 +18,17 @@ pub enum TrainError {
     /// A program that is not what the loop expects.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// The loss or the gradients' norm is infinite or not a number. The update has run, so the weights are lost.
+    /// A loss or the gradients' norm is infinite or not a number. The update has run, so the weights are lost.
     #[error(
-        "the loss is {loss} at step {step} (gradient norm {grad_norm}): try a lower --lr, more --warmup-steps or a smaller --clip-norm"
+        "{what} is {value} at step {step}: try a lower --lr, more --warmup-steps or a smaller --clip-norm; nothing was saved"
     )]
     NotFinite {
+        /// The loss, the gradients' norm or the loss on held-out text.
+        what: &'static str,
+        /// What it is.
+        value: f64,
         /// Counted from 1.
         step: u64,
-        /// Of that step.
-        loss: f64,
-        /// Of that step; NaN where gradients are not clipped.
-        grad_norm: f32,
     },
 }
 
@@ -54,13 +54,13 @@ pub struct StepReport {
 pub struct Outcome {
     /// Steps done.
     pub steps: u64,
-    /// Whether the user stopped it.
+    /// Whether the user stopped it before all was done.
     pub stopped: bool,
     /// Loss of the first step.
     pub loss_first: f64,
     /// Loss of the last step.
     pub loss_last: f64,
-    /// Loss on held-out text after the last step.
+    /// Loss on held-out text after the last step; NaN where it was not evaluated.
     pub eval_loss: f64,
     /// Median over the last [`TIMED_STEPS`] steps, the first left out where there are more.
     pub seconds_per_step: f64,
@@ -98,27 +98,27 @@ pub fn train(
         let seconds = started.elapsed().as_secs_f64();
         times.push(seconds);
         let (loss, grad_norm) = (trainer.loss, trainer.grad_norm);
-        if !loss.is_finite() || grad_norm.is_some_and(|norm| !norm.is_finite()) {
-            return Err(TrainError::NotFinite {
-                step,
-                loss,
-                grad_norm: grad_norm.unwrap_or(f32::NAN),
-            });
+        check_finite("the loss", loss, step)?;
+        if let Some(norm) = grad_norm {
+            check_finite("the gradients' norm", f64::from(norm), step)?;
         }
         outcome.steps = step;
         outcome.loss_last = loss;
         if step == 1 {
             outcome.loss_first = loss;
         }
-        outcome.stopped = step < settings.steps && stop.load(Ordering::Relaxed);
         let last = step == settings.steps;
         let due = settings.eval_every > 0 && step.is_multiple_of(settings.eval_every);
         let eval_loss = if last || due {
-            Some(evaluate(session, settings, &batches)?)
+            evaluate_until(session, settings, &batches, stop)?
         } else {
             None
         };
+        if let Some(loss) = eval_loss {
+            check_finite("the loss on held-out text", loss, step)?;
+        }
         outcome.eval_loss = eval_loss.unwrap_or(f64::NAN);
+        outcome.stopped = stop.load(Ordering::Relaxed) && !(last && eval_loss.is_some());
         watch(&StepReport {
             step,
             loss,
@@ -143,13 +143,34 @@ pub fn batches(settings: &Settings) -> Result<Batches, BatchError> {
     Batches::new(settings.seed, settings.micro_batch as usize, settings.seq as usize)
 }
 
+fn check_finite(what: &'static str, value: f64, step: u64) -> Result<(), TrainError> {
+    if value.is_finite() {
+        return Ok(());
+    }
+    Err(TrainError::NotFinite { what, value, step })
+}
+
 /// The mean loss on held-out text: the same batches each time.
 ///
 /// # Errors
 /// The plan has no evaluation.
 pub fn evaluate(session: &mut Session, settings: &Settings, batches: &Batches) -> Result<f64, TrainError> {
+    let loss = evaluate_until(session, settings, batches, &AtomicBool::new(false))?;
+    Ok(loss.unwrap_or(f64::NAN))
+}
+
+/// As [`evaluate`]; `None` if it was asked to stop before the last batch.
+fn evaluate_until(
+    session: &mut Session,
+    settings: &Settings,
+    batches: &Batches,
+    stop: &AtomicBool,
+) -> Result<Option<f64>, TrainError> {
     let mut total = 0.0;
     for index in 0..settings.eval_batches {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         let mut evaluation = Evaluation {
             batches,
             index,
@@ -158,13 +179,14 @@ pub fn evaluate(session: &mut Session, settings: &Settings, batches: &Batches) -
         session.run(EVALUATE, &mut evaluation)?;
         total += evaluation.loss;
     }
-    Ok(total / settings.eval_batches as f64)
+    Ok(Some(total / settings.eval_batches as f64))
 }
 
 /// Feeds optimizer steps from the training text.
 pub struct Trainer<'a> {
     batches: &'a Batches,
     micro_batches: u32,
+    clips: bool,
     step: u64,
     lr: f64,
     loss: f64,
@@ -177,6 +199,7 @@ impl<'a> Trainer<'a> {
         Self {
             batches,
             micro_batches: settings.micro_batches(),
+            clips: settings.clip_norm.0.is_some(),
             step: 1,
             lr: 0.0,
             loss: 0.0,
@@ -217,7 +240,7 @@ impl Driver for Trainer<'_> {
     fn read(&mut self, program: &str, _repeat: u32, results: &Results<'_>) -> Result<(), RunError> {
         match program {
             MICRO_STEP => self.loss += f64::from(results.scalar("loss")?),
-            UPDATE => self.grad_norm = results.scalar("grad_norm").ok(),
+            UPDATE if self.clips => self.grad_norm = Some(results.scalar("grad_norm")?),
             _ => {}
         }
         Ok(())

@@ -184,6 +184,7 @@ unsafe fn product_body<S: Micro>(s: S, member: &Member, job: &Job) {
                     if a_rows != rows.start {
                         a_rows = rows.start;
                         a = gemm.a.at(rows.start, depth.start);
+                        // Rows of contiguous floats are read where they are.
                         if a.col_stride != 1 {
                             let stride = blocking.a_stride();
                             pack::copy(s, a, rows.len(), kc, packed_a, stride);

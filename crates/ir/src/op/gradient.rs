@@ -1,5 +1,6 @@
 //! What a gradient rule sees and may do.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use super::{Op, OpError, Rule};
@@ -25,12 +26,15 @@ pub struct Gradient<'a> {
     results: Vec<OutputGradient>,
     wanted: Vec<bool>,
     given: Vec<(usize, ValueId)>,
+    /// By result: whether the rule has looked at its gradient.
+    consulted: Vec<Cell<bool>>,
 }
 
 impl<'a> Gradient<'a> {
     /// A node, the gradients of its results, and which operands need one.
     pub fn new(graph: &'a mut Graph, id: NodeId, results: Vec<OutputGradient>, wanted: Vec<bool>) -> Self {
         let node = graph.node(id).clone();
+        let consulted = vec![Cell::new(false); results.len()];
         Self {
             graph,
             id,
@@ -38,12 +42,24 @@ impl<'a> Gradient<'a> {
             results,
             wanted,
             given: Vec::new(),
+            consulted,
         }
     }
 
     /// What the rule gave: operand index and gradient, in the order given.
-    pub fn finish(self) -> Vec<(usize, ValueId)> {
-        self.given
+    ///
+    /// # Errors
+    /// A result has a gradient that the rule does not know of, e.g. where a model uses a norm's `rstd`.
+    pub fn finish(self) -> Result<Vec<(usize, ValueId)>, OpError> {
+        let ignored =
+            |(result, consulted): (&OutputGradient, &Cell<bool>)| *result != OutputGradient::None && !consulted.get();
+        match self.results.iter().zip(&self.consulted).position(ignored) {
+            Some(result) => Err(OpError::Invalid {
+                op: self.node.op.name(),
+                message: format!("has no gradient for its result {result}"),
+            }),
+            None => Ok(self.given),
+        }
     }
 
     /// An operand.
@@ -76,6 +92,7 @@ impl<'a> Gradient<'a> {
     /// # Errors
     /// The result is itself what is differentiated, which only losses allow.
     pub fn result(&self, index: usize) -> Result<ValueId, OpError> {
+        self.consulted[index].set(true);
         match self.results[index] {
             OutputGradient::Value(value) => Ok(value),
             OutputGradient::One | OutputGradient::None => Err(OpError::NotRoot {
@@ -89,6 +106,7 @@ impl<'a> Gradient<'a> {
     /// # Errors
     /// It is not.
     pub fn root(&self, index: usize) -> Result<(), OpError> {
+        self.consulted[index].set(true);
         match self.results[index] {
             OutputGradient::One => Ok(()),
             _ => Err(OpError::NotRoot {

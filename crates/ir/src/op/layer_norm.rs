@@ -99,6 +99,9 @@ impl Rule for LayerNormBackward {
         check.exactly(2, "mean", &rows)?;
         check.exactly(3, "rstd", &rows)?;
         check.exactly(4, "dy", x)?;
+        if !(self.input || self.weight || self.bias) {
+            return check.invalid("makes no gradient at all".to_owned());
+        }
         let mut results = Vec::new();
         results.extend(self.input.then(|| x.clone()));
         results.extend(self.weight.then(|| weight.clone()));

@@ -89,6 +89,9 @@ impl Rule for RmsNormBackward {
         check.exactly(1, "weight", &weight)?;
         check.exactly(2, "rstd", &Type::f32([x.dim(0)]))?;
         check.exactly(3, "dy", x)?;
+        if !(self.input || self.weight) {
+            return check.invalid("makes no gradient at all".to_owned());
+        }
         let mut results = Vec::new();
         results.extend(self.input.then(|| x.clone()));
         results.extend(self.weight.then_some(weight));

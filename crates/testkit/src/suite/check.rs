@@ -137,7 +137,14 @@ pub(crate) fn within(got: f64, want: f64, allowed: f64) -> bool {
 fn rounding_errors(case: &Case, expected: &[Tensor]) -> Vec<f64> {
     const HALF_ULP: f64 = f32::EPSILON as f64 / 2.0;
     let largest = |tensor: &Tensor| tensor.data.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
-    let mut errors: Vec<f64> = expected.iter().map(|want| HALF_ULP * largest(want)).collect();
+    // A tail of GELU is what 1 + erf leaves of x: as good as that sum, not as its tiny rest.
+    let cancelled = match case.op {
+        Op::Gelu(_) => largest(&case.inputs[0]),
+        Op::GeluBackward(_) => largest(&case.inputs[1]),
+        _ => 0.0,
+    };
+    let scales = expected.iter().map(|want| largest(want).max(cancelled));
+    let mut errors: Vec<f64> = scales.map(|scale| HALF_ULP * scale).collect();
     for sample in 0..3 {
         let mut rng = Rng::new(sample);
         let mut inputs = case.inputs.clone();

@@ -1,4 +1,4 @@
-//! Sizes as people write and read them.
+//! Sizes as people write them.
 
 /// Why a text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,25 +73,6 @@ pub fn parse_bytes(text: &str) -> Result<u64, ParseBytesError> {
         .ok_or_else(|| ParseBytesError::TooLarge(text.to_owned()))
 }
 
-/// A size with two decimals in the largest binary unit that keeps it at 1 or more: `3.46 GiB`, `512 B`.
-pub fn format_bytes(bytes: u64) -> String {
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut value = bytes as f64 / 1024.0;
-    let mut units = ["KiB", "MiB", "GiB", "TiB"].into_iter();
-    let mut unit = "KiB";
-    for next in units.by_ref().skip(1) {
-        // 1023.995 and more would print as 1024.00.
-        if value < 1023.995 {
-            break;
-        }
-        value /= 1024.0;
-        unit = next;
-    }
-    format!("{value:.2} {unit}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,22 +127,6 @@ mod tests {
                 Err(ParseBytesError::TooLarge(text.to_owned())),
                 "{text:?}"
             );
-        }
-    }
-
-    #[test]
-    fn sizes_print() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.00 KiB"),
-            (1536, "1.50 KiB"),
-            ((1 << 20) - 1, "1.00 MiB"),
-            (3_715_146_875, "3.46 GiB"),
-            (24_000_000_000, "22.35 GiB"),
-            (5 << 50, "5120.00 TiB"),
-        ] {
-            assert_eq!(format_bytes(bytes), text);
         }
     }
 }

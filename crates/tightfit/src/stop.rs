@@ -1,0 +1,100 @@
+//! Ctrl-C, SIGTERM and SIGHUP: a request to stop, to which a run answers once it can.
+//!
+//! Until the first step is done there is nothing to save, and the process ends at once. After that the first request lets the run
+//! finish its step and save; a second ends the process at once. Files are written under other names and renamed when whole
+//! ([`checkpoint::replace`](tightfit_exec::checkpoint::replace)), so that ending at once leaves none half-written.
+
+use std::io::{self, Write};
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// The exit code of a run that the user stopped.
+pub const STOPPED: u8 = 5;
+
+/// Requests that come closer together are one: a signal to a process group often arrives twice, once from the terminal or
+/// scheduler and once passed on by a parent such as `timeout`.
+const ONE_REQUEST: Duration = Duration::from_millis(500);
+
+/// Enough for a few small frames.
+const STACK_BYTES: usize = 64 << 10;
+
+/// What the user asked of the run, and whether the run has anything to save.
+#[derive(Debug, Default)]
+pub struct Stop {
+    requested: AtomicBool,
+    has_state: AtomicBool,
+}
+
+impl Stop {
+    /// Begins to watch for signals, on a thread of its own. Signals that the parent has set to be ignored stay ignored, so that
+    /// `nohup` works.
+    ///
+    /// # Errors
+    /// The system gives no signal handler or no thread.
+    pub fn watch() -> io::Result<Arc<Self>> {
+        let stop = Arc::new(Self::default());
+        let ignored = ignored_signals();
+        let watched = [SIGINT, SIGTERM, SIGHUP]
+            .into_iter()
+            .filter(|signal| ignored & (1 << (signal - 1)) == 0);
+        let mut signals = Signals::new(watched)?;
+        let shared = stop.clone();
+        thread::Builder::new()
+            .name("signals".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || shared.answer(&mut signals))?;
+        Ok(stop)
+    }
+
+    /// From here on there is something to save.
+    pub fn first_step_done(&self) {
+        self.has_state.store(true, Ordering::Relaxed);
+    }
+
+    /// Set once the user has asked the run to stop.
+    pub fn requested(&self) -> &AtomicBool {
+        &self.requested
+    }
+
+    fn answer(&self, signals: &mut Signals) {
+        let mut first: Option<Instant> = None;
+        for _ in signals.forever() {
+            match first {
+                None if !self.has_state.load(Ordering::Relaxed) => {
+                    end("stopped before the first step was done: nothing to save");
+                }
+                None => {
+                    first = Some(Instant::now());
+                    self.requested.store(true, Ordering::Relaxed);
+                    say("stopping once this step is done (again to stop at once, without saving)");
+                }
+                Some(at) if at.elapsed() < ONE_REQUEST => {}
+                Some(_) => end("stopped at once: this run was not saved"),
+            }
+        }
+    }
+}
+
+fn say(message: &str) {
+    // Whoever closed stderr does not want to know. The line break ends the terminal's `^C` or a progress bar.
+    let _ = write!(io::stderr().lock(), "\n{message}\n");
+}
+
+fn end(message: &str) -> ! {
+    say(message);
+    process::exit(i32::from(STOPPED))
+}
+
+/// The signals that this process was started to ignore, signal `n` at bit `n − 1`; none where the system does not say.
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}

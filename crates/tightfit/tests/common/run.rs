@@ -1,0 +1,135 @@
+//! Runs steps on any instruction set, number of threads and layout, with named tensors as data.
+
+use std::collections::BTreeMap;
+
+use tightfit::{Cpu, CpuTarget, DType, Driver, Feed, Plan, Results, RunError, Session, Step};
+use tightfit_cpu::{pool::Pool, simd::Isa};
+use tightfit_exec::STACK_BYTES;
+use tightfit_ir::{Binding, OutputKind};
+use tightfit_plan::{place::Effort, plan, plan::Layout, schedule};
+use tightfit_testkit::interpret::Named;
+
+/// How a step is run; results must not depend on `threads`, `layout` or `poison`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Machine {
+    pub isa: Isa,
+    pub threads: usize,
+    pub layout: Layout,
+    pub poison: bool,
+}
+
+impl Machine {
+    /// What jobs run on, but for the instruction set.
+    pub fn new(isa: Isa, threads: usize) -> Self {
+        Self {
+            isa,
+            threads,
+            layout: Layout::Shared,
+            poison: false,
+        }
+    }
+
+    /// One that must give the bits of every other, and all the others.
+    pub fn all(isa: Isa) -> [Self; 6] {
+        let machine = Self::new(isa, 1);
+        let poison = true;
+        let layout = Layout::Separate;
+        [
+            Self { layout, ..machine },
+            machine,
+            Self::new(isa, 2),
+            Self::new(isa, 3),
+            Self { poison, ..machine },
+            Self {
+                poison,
+                ..Self::new(isa, 2)
+            },
+        ]
+    }
+
+    pub fn plan(&self, step: Step) -> Plan {
+        let target = CpuTarget::with_isa(self.isa, self.threads);
+        let schedule = schedule(step, &target).unwrap();
+        plan(schedule, &target, self.layout, Effort::default()).unwrap()
+    }
+
+    pub fn session(&self, step: Step) -> Session {
+        let pool = Pool::new(self.threads, STACK_BYTES).unwrap();
+        let mut session = Session::on(self.plan(step), Cpu::with_isa(pool, self.isa)).unwrap();
+        session.set_poison(self.poison);
+        session
+    }
+}
+
+/// The results that the session reads from one run of one program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    pub program: String,
+    pub results: BTreeMap<String, Vec<f32>>,
+}
+
+/// Feeds whatever a program asks for from named tensors and keeps everything it gives.
+pub struct Recorder<F> {
+    step: Step,
+    data: F,
+    pub runs: Vec<Run>,
+}
+
+impl<F: FnMut(&str, u32) -> Named> Recorder<F> {
+    /// `data` gives the tensors for run `repeat` of a program; it may give more than the program asks for.
+    pub fn new(session: &Session, data: F) -> Self {
+        Self {
+            step: session.plan().step().clone(),
+            data,
+            runs: Vec::new(),
+        }
+    }
+
+    fn program(&self, name: &str) -> &tightfit_ir::Program {
+        let mut programs = self.step.programs().map(|(_, program)| program);
+        programs.find(|program| program.name == name).unwrap()
+    }
+}
+
+impl<F: FnMut(&str, u32) -> Named> Driver for Recorder<F> {
+    fn feed(&mut self, program: &str, repeat: u32, feed: &mut Feed<'_>) -> Result<(), RunError> {
+        let data = (self.data)(program, repeat);
+        for (_, value, binding) in self.program(program).graph.inputs() {
+            if binding != Binding::Fed {
+                continue;
+            }
+            let numbers = data[&*value.name].data.iter();
+            match value.ty.dtype {
+                DType::I32 => {
+                    let [input] = feed.inputs::<i32, 1>([&*value.name])?;
+                    input.iter_mut().zip(numbers).for_each(|(to, x)| *to = *x as i32);
+                }
+                _ => {
+                    let [input] = feed.inputs::<f32, 1>([&*value.name])?;
+                    input.iter_mut().zip(numbers).for_each(|(to, x)| *to = *x as f32);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, program: &str, _repeat: u32, results: &Results<'_>) -> Result<(), RunError> {
+        let outputs = self.program(program).graph.outputs.iter();
+        let read = outputs.filter(|output| output.kind == OutputKind::Read);
+        let read = read.map(|output| Ok((output.name.to_string(), results.result(&output.name)?.to_vec())));
+        let results = read.collect::<Result<_, RunError>>()?;
+        self.runs.push(Run {
+            program: program.to_owned(),
+            results,
+        });
+        Ok(())
+    }
+}
+
+/// Every persistent tensor.
+pub fn persistent(session: &Session) -> BTreeMap<String, Vec<f32>> {
+    let tensors = session.plan().liveness().persistent.iter();
+    tensors
+        .map(|tensor| (tensor.name.clone(), session.persistent(&tensor.name).unwrap().to_vec()))
+        .collect()
+}
