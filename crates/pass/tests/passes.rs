@@ -293,11 +293,21 @@ fn autodiff_refuses_a_model_without_anything_to_train() {
 fn a_result_beside_the_loss_gets_no_gradient() {
     let mut graph = block().graph;
     let loss = graph.output_named("loss").unwrap().value;
-    let twice = graph.push(Add {}.into(), &[loss, loss], &"twice".into(), Phase::Forward, Role::Activation);
+    let twice = graph.push(
+        Add {}.into(),
+        &[loss, loss],
+        &"twice".into(),
+        Phase::Forward,
+        Role::Activation,
+    );
     graph.output("twice", twice.unwrap()[0], OutputKind::Read);
     let step = verified(autodiff(Forward { graph }).unwrap());
     let nodes = &step.routines[0].programs[0].graph.nodes;
-    let phases: Vec<Phase> = nodes.iter().filter(|node| &*node.scope == "twice").map(|node| node.phase).collect();
+    let phases: Vec<Phase> = nodes
+        .iter()
+        .filter(|node| &*node.scope == "twice")
+        .map(|node| node.phase)
+        .collect();
     assert_eq!(phases, [Phase::Forward]);
 }
 

@@ -5,7 +5,7 @@
 //! once; what it carries from one run to the next is alive through all of it. Values share a buffer when one is a view of another,
 //! when a result takes over an input's storage, and where an operation may write a result over an operand that nothing reads again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tightfit_ir::op::{AliasKind, Rule};
 use tightfit_ir::{Binding, Graph, Init, OutputKind, Program, Role, Routine, Target, Type, ValueId};
@@ -201,12 +201,19 @@ impl<'a> RoutineBuilder<'a> {
         for (index, program) in self.routine.programs.iter().enumerate() {
             let graph = &program.graph;
             let reads = self.last_reads(index);
+            let updated: HashSet<ValueId> = graph
+                .outputs
+                .iter()
+                .filter_map(|output| match output.kind {
+                    OutputKind::Update(input) => Some(input),
+                    _ => None,
+                })
+                .collect();
             for (id, value, binding) in graph.inputs() {
                 if binding != Binding::Carried {
                     continue;
                 }
-                let updated = graph.outputs.iter().any(|o| o.kind == OutputKind::Update(id));
-                let end = if program.repeat > 1 || updated {
+                let end = if program.repeat > 1 || updated.contains(&id) {
                     self.end_of(index)
                 } else {
                     reads[id.index()].unwrap_or(self.starts[index])

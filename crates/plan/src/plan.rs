@@ -174,7 +174,8 @@ impl Plan {
                 .iter()
                 .zip(&offsets)
                 .map(|(span, offset)| offset.saturating_add(span.size));
-            let peak = ends.max().unwrap_or(0);
+            // As placed: a routine without buffers ends where they would begin.
+            let peak = ends.max().unwrap_or(plan.transient_base());
             plan.routines.push(RoutinePlan {
                 offsets,
                 peak,

@@ -46,7 +46,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Train a LLaMA-style model on text that is generated here
-    #[command(after_help = format!("{TRAIN_TEXT}\n\n{TRAIN_EXAMPLES}\n\n{EXIT_CODES}"))]
+    #[command(args_override_self = true, after_help = format!("{TRAIN_TEXT}\n\n{TRAIN_EXAMPLES}\n\n{EXIT_CODES}"))]
     Train(Box<TrainArgs>),
 }
 
@@ -70,7 +70,7 @@ pub struct TrainArgs {
     #[arg(long)]
     pub plan_only: bool,
     /// Print one JSON object to stdout and all else to stderr; no object after an error (exit codes 1, 2 and 4) or a stop before
-    /// the first step is done
+    /// there is anything to save
     #[arg(long)]
     pub json: bool,
     /// Print every setting, defaults filled in, as a TOML file and stop

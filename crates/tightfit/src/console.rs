@@ -83,8 +83,8 @@ impl Progress {
         message.push_str(&format!("  {rate:.0} tokens/s  {}", format_bytes(self.memory)));
         match &self.bar {
             Some(bar) => {
-                bar.set_position(report.step);
                 bar.set_message(message);
+                bar.set_position(report.step);
             }
             None if report.step >= self.next_line || report.eval_loss.is_some() => {
                 // A line for every tenth of the run; nobody is lost if stderr is.

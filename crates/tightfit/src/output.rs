@@ -64,26 +64,31 @@ impl Output {
         })
     }
 
-    /// Removes an earlier run, checks that there is room for what this one will save, and writes what is known before this one: `plan.json`, `config.toml`, `config.json` (the model, as
+    /// Checks that there is room for what this run will save, removes an earlier one, and writes what is known before this one: `plan.json`, `config.toml`, `config.json` (the model, as
     /// Hugging Face spells it).
     ///
     /// # Errors
     /// A file cannot be removed or written, or there is no room.
     pub fn begin(&mut self, job: &Job) -> Result<(), Failure> {
-        for path in TRAINED.map(|name| self.dir.join(name)) {
+        let earlier = TRAINED.map(|name| self.dir.join(name));
+        let freed: u64 = earlier
+            .iter()
+            .filter_map(|path| Some(path.metadata().ok()?.len()))
+            .sum();
+        let needed = job.plan.persistent_bytes();
+        if let Some(free) = checkpoint::free_bytes(&self.dir)
+            && free.saturating_add(freed) < needed
+        {
+            let dir = self.dir.clone();
+            return Err(Failure::NoRoom { dir, needed, free });
+        }
+        for path in earlier {
             remove(&path)?;
             remove(&checkpoint::partial(&path))?;
         }
         self.metrics
             .set_len(0)
             .map_err(|source| write_failure(&self.dir.join(METRICS), source))?;
-        let needed = job.plan.persistent_bytes();
-        if let Some(free) = checkpoint::free_bytes(&self.dir)
-            && free < needed
-        {
-            let dir = self.dir.clone();
-            return Err(Failure::NoRoom { dir, needed, free });
-        }
         let mut config = serde_json::to_value(job.settings.model()).unwrap_or_default();
         config["architectures"] = json!(["LlamaForCausalLM"]);
         config["model_type"] = json!("llama");

@@ -16,6 +16,7 @@ use tightfit_pass::AdamWConfig;
 use crate::input::read_text;
 use crate::lr::{self, Decay};
 
+use value::Written;
 pub use value::{Bytes, ClipNorm};
 
 /// Declares every setting once: its heading in the help, how the file and the flag spell it, its type, default and help.
@@ -32,6 +33,7 @@ macro_rules! settings {
                 #[arg(
                     long,
                     allow_negative_numbers = true,
+                    value_parser = <$ty as Written>::read,
                     help_heading = $heading,
                     help = help::<$ty>(concat!($($doc),+), &$default),
                     $($arg)*
@@ -39,14 +41,14 @@ macro_rules! settings {
                 pub $name: Option<$ty>,
             )+)+
             /// Sequences in memory at one time; divides the batch [default: all]
-            #[arg(long, allow_negative_numbers = true, value_name = "N", help_heading = "Memory and machine")]
+            #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = u64::read, help_heading = "Memory and machine")]
             pub micro_batch: Option<u64>,
             /// Memory that the whole process may use, such as 3.8GiB [default: what the machine and its cgroup leave, less a
             /// margin]
             #[arg(long, allow_negative_numbers = true, value_name = "BYTES", help_heading = "Memory and machine")]
             pub budget: Option<Bytes>,
             /// Threads that compute; results do not depend on it [default: one for each core]
-            #[arg(long, allow_negative_numbers = true, value_name = "N", help_heading = "Memory and machine")]
+            #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = usize::read, help_heading = "Memory and machine")]
             pub threads: Option<usize>,
         }
 
@@ -133,7 +135,7 @@ settings! {
         #[arg(value_name = "X")]
         rope_theta: f64 = 10_000.0;
         /// Whether the head shares the embedding's table: true or false
-        #[arg(value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", hide_possible_values = true)]
+        #[arg(value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
         tie_word_embeddings: bool = true;
         /// Standard deviation of fresh matrices
         #[arg(value_name = "X")]
@@ -189,7 +191,7 @@ settings! {
     "Memory and machine" {
         /// Rows whose logits exist at one time
         #[arg(value_name = "N")]
-        loss_chunk: u64 = 256;
+        loss_chunk: u64 = 512;
     }
 }
 
@@ -349,12 +351,12 @@ impl Settings {
             if !(least..=most).contains(&value) {
                 let or_none = if field == "clip_norm" { ", or `none`" } else { "" };
                 let message = format!("must be between {least:?} and {most:?}{or_none}");
-                return Err(invalid(field, value, message));
+                return Err(invalid(field, format!("{value:?}"), message));
             }
         }
         for (field, value) in [("beta1", self.beta1), ("beta2", self.beta2)] {
             if !(0.0..1.0).contains(&value) {
-                return Err(invalid(field, value, "must be at least 0 and below 1"));
+                return Err(invalid(field, format!("{value:?}"), "must be at least 0 and below 1"));
             }
         }
         Ok(())

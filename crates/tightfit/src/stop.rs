@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
 /// The exit code of a run that the user stopped.
@@ -38,6 +39,8 @@ impl Stop {
     /// # Errors
     /// The system gives no signal handler or no thread.
     pub fn watch() -> io::Result<Arc<Self>> {
+        // A write beyond `ulimit -f` is to fail, not to kill: that takes a handler, which may do nothing.
+        flag::register(SIGXFSZ, Arc::default())?;
         let stop = Arc::new(Self::default());
         let ignored = ignored_signals();
         let watched = [SIGINT, SIGTERM, SIGHUP]
@@ -67,7 +70,7 @@ impl Stop {
         for _ in signals.forever() {
             match first {
                 None if !self.has_state.load(Ordering::Relaxed) => {
-                    end("stopped before the first step was done: nothing to save");
+                    end("stopped: nothing to save yet");
                 }
                 None => {
                     first = Some(Instant::now());

@@ -16,11 +16,29 @@ use tightfit::{AdamWConfig, Job, Request, Session, Settings, Step, training_step
 use tightfit_cpu::simd::Isa;
 use tightfit_ir::{OutputKind, Tensor};
 use tightfit_pass::{EVALUATE, TRAIN, UPDATE, autodiff};
+use tightfit_plan::plan::Layout;
 use tightfit_testkit::data;
 use tightfit_testkit::interpret::{Interpreter, Named};
 use tightfit_testkit::random;
 
 const STEPS: u64 = 3;
+
+/// The yardstick, with memory of its own for every buffer, and the ways of running that must equal it bit for bit.
+fn machines(isa: Isa) -> [Machine; 6] {
+    let machine = |threads| Machine::new(isa, threads);
+    let poison = true;
+    [
+        Machine {
+            layout: Layout::Separate,
+            ..machine(1)
+        },
+        machine(1),
+        machine(2),
+        machine(3),
+        Machine { poison, ..machine(1) },
+        Machine { poison, ..machine(2) },
+    ]
+}
 
 /// Everything that a run leaves behind, as bits.
 #[derive(Debug, PartialEq)]
@@ -67,7 +85,7 @@ fn the_job_is_bit_equal_however_it_is_run() {
     for isa in Isa::available() {
         for (micro_batches, clip_norm) in [(1, Some(1.0)), (2, Some(1.0)), (3, None)] {
             let settings = job::small(1, micro_batches, clip_norm);
-            let [yardstick, others @ ..] = Machine::all(*isa);
+            let [yardstick, others @ ..] = machines(*isa);
             let expected = run_job(&settings, yardstick);
             for machine in others {
                 let found = run_job(&settings, machine);
@@ -244,7 +262,7 @@ proptest! {
         let interpreter = Interpreter::new(&step, seed);
         let initial = interpreter.persistent.clone();
 
-        let [yardstick, others @ ..] = Machine::all(isa);
+        let [yardstick, others @ ..] = machines(isa);
         let expected = trace(&step, &initial, &feeds, yardstick);
         for machine in others {
             let found = trace(&step, &initial, &feeds, machine);

@@ -22,6 +22,9 @@ pub(super) struct Sizes {
     nc: usize,
 }
 
+/// Floats that a packed block of B holds at most: a part of the last-level cache.
+const PACKED_B: usize = 3 << 19;
+
 /// Tiles that a column block should have at least, so that threads finish together.
 const TILES: usize = 24;
 
@@ -60,6 +63,13 @@ impl Sizes {
             Isa::Portable => PORTABLE,
         }
     }
+
+    /// Rows of a tile where `across` tiles lie side by side. Few rows are cut finer, down to a few register tiles.
+    #[inline(always)]
+    fn tile_rows(&self, m: usize, across: usize) -> usize {
+        let rows = m.div_ceil(TILES.div_ceil(across.max(1)));
+        even(m, self.mc.min(rows.max(4 * self.mr)), self.mr)
+    }
 }
 
 /// The blocks of one product, evenly cut.
@@ -69,6 +79,8 @@ pub(super) struct Blocking {
     n: usize,
     k: usize,
     kc: usize,
+    /// Depth of a packed block of B: as many `kc` as it has room for.
+    deep: usize,
     mc: usize,
     tile_n: usize,
     nc: usize,
@@ -83,17 +95,27 @@ impl Blocking {
     pub(super) fn with(sizes: &Sizes, m: usize, n: usize, k: usize) -> Blocking {
         let nc = even(n, sizes.nc, sizes.nr);
         let tile_n = even(nc, sizes.tile_n, sizes.nr);
-        // Few rows are cut finer, down to a few register tiles.
-        let rows = m.div_ceil(TILES.div_ceil(nc.div_ceil(tile_n.max(1)).max(1)));
-        let mc = sizes.mc.min(rows.max(4 * sizes.mr));
+        let kc = even(k, sizes.kc, 8).min(k);
+        let turns = (PACKED_B / (kc * nc).max(1)).clamp(1, k.div_ceil(kc.max(1)).max(1));
         Blocking {
             m,
             n,
             k,
-            kc: even(k, sizes.kc, 8).min(k),
-            mc: even(m, mc, sizes.mr),
+            kc,
+            deep: (turns * kc).min(k),
+            mc: sizes.tile_rows(m, nc.div_ceil(tile_n.max(1))),
             tile_n,
             nc,
+        }
+    }
+
+    /// Tiles as wide as the block of C and lower instead, so that each row of A is in one of them and packed once.
+    #[inline(always)]
+    pub(super) fn wide(self, sizes: &Sizes) -> Blocking {
+        Blocking {
+            mc: sizes.tile_rows(self.m, 1),
+            tile_n: self.nc,
+            ..self
         }
     }
 
@@ -110,7 +132,7 @@ impl Blocking {
 
     /// Floats of the packed block of B. The first block is the largest and fills it.
     pub(super) fn packed_b(&self) -> usize {
-        if self.is_empty() { 0 } else { self.kc * self.nc }
+        if self.is_empty() { 0 } else { self.deep * self.nc }
     }
 
     /// Column blocks of C, outermost.
@@ -118,10 +140,22 @@ impl Blocking {
         blocks(if self.m == 0 { 0 } else { self.n }, self.nc)
     }
 
-    /// Blocks of the sum over k. An empty sum is one empty block, which still sets C.
-    pub(super) fn depth_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+    /// Blocks of the sum over k that are packed together. An empty sum is one empty block, which still sets C.
+    pub(super) fn deep_blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let empty = (self.k == 0).then_some(0..0);
-        blocks(self.k, self.kc).chain(empty)
+        blocks(self.k, self.deep).chain(empty)
+    }
+
+    /// The turns of the micro-kernel in a packed block.
+    pub(super) fn depth_blocks(&self, deep: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (blocking, deep) = (*self, deep.clone());
+        (0..deep.len().div_ceil(self.kc.max(1)).max(1)).map(move |turn| blocking.depth_block(&deep, turn))
+    }
+
+    /// One of them.
+    pub(super) fn depth_block(&self, deep: &Range<usize>, turn: usize) -> Range<usize> {
+        let start = deep.start + turn * self.kc;
+        start..deep.end.min(start + self.kc)
     }
 
     /// Tiles of a column block of C.

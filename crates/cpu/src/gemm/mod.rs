@@ -161,41 +161,43 @@ unsafe fn product_body<S: Micro>(s: S, member: &Member, job: &Job) {
     // SAFETY: within the workspace.
     let packed_b = unsafe { workspace.add(member.count * blocking.packed_a()) };
 
+    // Rows of contiguous floats are read where they are.
+    let pack_a = gemm.a.col_stride != 1;
+    let blocking = if pack_a { blocking.wide(&S::SIZES) } else { blocking };
     for columns in blocking.column_blocks() {
-        for (step, depth) in blocking.depth_blocks().enumerate() {
-            let kc = depth.len();
-            for panel in member.tiles(columns.len().div_ceil(nr)) {
+        let panels = columns.len().div_ceil(nr);
+        for deep in blocking.deep_blocks() {
+            // Each depth block's panels follow those of the block before.
+            let packed = |depth: usize| packed_b.wrapping_add((depth - deep.start) * panels * nr);
+            for part in member.tiles(panels * blocking.depth_blocks(&deep).count()) {
+                let depth = blocking.depth_block(&deep, part / panels);
+                let (panel, kc) = (part % panels, depth.len());
                 let j = columns.start + panel * nr;
-                let cols = nr.min(columns.end - j);
                 // SAFETY: the panel is inside B and its copy inside the packed block.
                 unsafe {
-                    let panel = packed_b.add(panel * nr * kc);
-                    pack::panel(s, gemm.b.at(depth.start, j), kc, cols, panel);
+                    let copy = packed(depth.start).add(panel * nr * kc);
+                    pack::panel(s, gemm.b.at(depth.start, j), kc, nr.min(columns.end - j), copy);
                 }
             }
-
-            // The rows whose block of A this member has at hand.
-            let mut a_rows = usize::MAX;
-            let mut a = gemm.a;
             for tile in member.tiles(blocking.tiles(columns.len())) {
                 let (rows, tile_columns) = blocking.tile(tile, &columns);
-                // SAFETY: all blocks are inside their matrices and copies.
-                unsafe {
-                    if a_rows != rows.start {
-                        a_rows = rows.start;
-                        a = gemm.a.at(rows.start, depth.start);
-                        // Rows of contiguous floats are read where they are.
-                        if a.col_stride != 1 {
+                // All of the sum that is packed, while the tile of C is in the second-level cache.
+                for depth in blocking.depth_blocks(&deep) {
+                    let kc = depth.len();
+                    // SAFETY: all blocks are inside their matrices and copies.
+                    unsafe {
+                        let mut a = gemm.a.at(rows.start, depth.start);
+                        if pack_a {
                             let stride = blocking.a_stride();
                             pack::copy(s, a, rows.len(), kc, packed_a, stride);
                             a = View::row_major(packed_a, stride);
                         }
-                    }
-                    for j in tile_columns.clone().step_by(nr) {
-                        let cols = nr.min(tile_columns.end - j);
-                        let b = packed_b.add((j - columns.start) * kc);
-                        let out = Output::of(gemm, step == 0, rows.start, j, cols);
-                        kernel::panel(s, rows.len(), kc, a.ptr, a.row_stride, b, out);
+                        for j in tile_columns.clone().step_by(nr) {
+                            let cols = nr.min(tile_columns.end - j);
+                            let b = packed(depth.start).add((j - columns.start) * kc);
+                            let out = Output::of(gemm, depth.start == 0, rows.start, j, cols);
+                            kernel::panel(s, rows.len(), kc, a.ptr, a.row_stride, b, out);
+                        }
                     }
                 }
             }

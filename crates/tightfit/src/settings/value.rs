@@ -6,7 +6,36 @@ use std::str::FromStr;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::lr::Decay;
 use crate::memory::{ParseBytesError, parse_bytes};
+
+/// A value as a flag spells it, with an error that says what was expected.
+pub trait Written: Sized {
+    /// Reads a flag's value.
+    ///
+    /// # Errors
+    /// What was expected instead.
+    fn read(text: &str) -> Result<Self, String>;
+}
+
+macro_rules! written {
+    ($($ty:ty: $expected:literal,)+) => {
+        $(impl Written for $ty {
+            fn read(text: &str) -> Result<Self, String> {
+                text.parse().map_err(|_| $expected.to_owned())
+            }
+        })+
+    };
+}
+
+written! {
+    u64: "expected a whole number from 0 to 18446744073709551615",
+    usize: "expected a whole number of at least 0",
+    f64: "expected a number, such as 0.003 or 3e-3",
+    bool: "expected true or false",
+    Decay: "expected cosine, linear or constant",
+    ClipNorm: "expected a number or none",
+}
 
 /// A number of bytes, written `3.8GiB`, `600MiB` or `1073741824`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,24 +29,6 @@ impl Machine {
         }
     }
 
-    /// One that must give the bits of every other, and all the others.
-    pub fn all(isa: Isa) -> [Self; 6] {
-        let machine = Self::new(isa, 1);
-        let poison = true;
-        let layout = Layout::Separate;
-        [
-            Self { layout, ..machine },
-            machine,
-            Self::new(isa, 2),
-            Self::new(isa, 3),
-            Self { poison, ..machine },
-            Self {
-                poison,
-                ..Self::new(isa, 2)
-            },
-        ]
-    }
-
     pub fn plan(&self, step: Step) -> Plan {
         let target = CpuTarget::with_isa(self.isa, self.threads);
         let schedule = schedule(step, &target).unwrap();

@@ -1,0 +1,11 @@
+//! The command as a user meets it: flags and files, what it prints where, exit codes, and every way to stop it.
+
+#[cfg(target_os = "linux")]
+mod files;
+mod plan;
+mod settings;
+#[cfg(target_os = "linux")]
+mod stop;
+#[cfg(target_os = "linux")]
+mod streams;
+mod util;
