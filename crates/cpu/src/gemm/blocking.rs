@@ -70,6 +70,15 @@ impl Sizes {
         let rows = m.div_ceil(TILES.div_ceil(across.max(1)));
         even(m, self.mc.min(rows.max(4 * self.mr)), self.mr)
     }
+
+    /// Rows of a tile that spans the block of C. It packs its rows of A, of which not the rows but the columns are contiguous: so
+    /// it ends with a cache line of those.
+    #[inline(always)]
+    fn wide_rows(&self, m: usize) -> usize {
+        const LINES: usize = 48; // Three cache lines: a multiple of every `mr`.
+        let whole = m.next_multiple_of(self.mr);
+        self.tile_rows(m, 1).next_multiple_of(LINES).min(self.mc).min(whole)
+    }
 }
 
 /// The blocks of one product, evenly cut.
@@ -82,6 +91,7 @@ pub(super) struct Blocking {
     /// Depth of a packed block of B: as many `kc` as it has room for.
     deep: usize,
     mc: usize,
+    wide_mc: usize,
     tile_n: usize,
     nc: usize,
 }
@@ -104,6 +114,7 @@ impl Blocking {
             kc,
             deep: (turns * kc).min(k),
             mc: sizes.tile_rows(m, nc.div_ceil(tile_n.max(1))),
+            wide_mc: sizes.wide_rows(m),
             tile_n,
             nc,
         }
@@ -111,9 +122,9 @@ impl Blocking {
 
     /// Tiles as wide as the block of C and lower instead, so that each row of A is in one of them and packed once.
     #[inline(always)]
-    pub(super) fn wide(self, sizes: &Sizes) -> Blocking {
+    pub(super) fn wide(self) -> Blocking {
         Blocking {
-            mc: sizes.tile_rows(self.m, 1),
+            mc: self.wide_mc,
             tile_n: self.nc,
             ..self
         }
@@ -127,7 +138,11 @@ impl Blocking {
 
     /// Floats of one thread's packed block of A, a multiple of a cache line.
     pub(super) fn packed_a(&self) -> usize {
-        if self.is_empty() { 0 } else { self.mc * self.a_stride() }
+        if self.is_empty() {
+            0
+        } else {
+            self.wide_mc * self.a_stride()
+        }
     }
 
     /// Floats of the packed block of B. The first block is the largest and fills it.

@@ -163,7 +163,7 @@ unsafe fn product_body<S: Micro>(s: S, member: &Member, job: &Job) {
 
     // Rows of contiguous floats are read where they are.
     let pack_a = gemm.a.col_stride != 1;
-    let blocking = if pack_a { blocking.wide(&S::SIZES) } else { blocking };
+    let blocking = if pack_a { blocking.wide() } else { blocking };
     for columns in blocking.column_blocks() {
         let panels = columns.len().div_ceil(nr);
         for deep in blocking.deep_blocks() {

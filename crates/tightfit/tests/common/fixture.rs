@@ -142,7 +142,7 @@ pub fn fill_weights(session: &mut Session) {
 
 #[test]
 fn values_are_those_of_the_readme() {
-    let first = |name, centre: f32| [0, 1, 2].map(|i| centre + value(name, i) / 131_072.0);
+    let first = |name, centre: f32| [0, 1, 2].map(|i| f64::from(centre + value(name, i) / 131_072.0));
     assert_eq!(
         first("lm_head.weight", 0.0),
         [
