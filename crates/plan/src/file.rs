@@ -7,7 +7,8 @@
 use serde::{Deserialize, Serialize};
 use tightfit_ir::{NodeId, Role, Step, Target};
 
-use crate::plan::{Layout, Plan, PlanError, graph_hash};
+use crate::error::PlanError;
+use crate::plan::{Layout, Plan, graph_hash};
 use crate::schedule::Schedule;
 
 /// Raised whenever an older program could misread the file.

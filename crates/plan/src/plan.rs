@@ -2,50 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tightfit_ir::{NodeId, Step, Target, VerifyError};
+use tightfit_ir::{NodeId, Step, Target};
 
+use crate::error::PlanError;
 use crate::liveness::{self, InPlace, Liveness, Storage};
 use crate::place::{Effort, PlaceError, Span, lower_bound, place};
 use crate::schedule::Schedule;
-use crate::validate::{Violation, validate};
-
-/// Why there is no plan.
-#[derive(Debug, thiserror::Error)]
-pub enum PlanError {
-    /// The step is malformed.
-    #[error("malformed step: {0}")]
-    Verify(#[from] VerifyError),
-    /// The step has no program.
-    #[error("the step has no program")]
-    Empty,
-    /// An order that breaks a dependency.
-    #[error("order of program {program}: {message}")]
-    Order {
-        /// The program.
-        program: String,
-        /// What does not hold.
-        message: String,
-    },
-    /// Sizes beyond what 64 bits can address.
-    #[error("the persistent tensors and one routine's buffers add up to more than 2^64 bytes")]
-    TooLarge,
-    /// Buffers that cannot be placed.
-    #[error("routine {routine}: {source}")]
-    Place {
-        /// The routine.
-        routine: String,
-        /// Why not.
-        source: PlaceError,
-    },
-    /// A placement that the validator rejects.
-    #[error("routine {routine}: {source}")]
-    Invalid {
-        /// The routine.
-        routine: String,
-        /// What does not hold.
-        source: Violation,
-    },
-}
+use crate::validate::validate;
 
 /// Memory is mapped in pages of this size, on all but a few machines.
 const PAGE_BYTES: u64 = 4096;

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::memory::format_bytes;
+use crate::memory::{format_bytes, process_resident_bytes};
 use crate::train::StepReport;
 
 /// Text for people.
@@ -45,14 +45,13 @@ pub struct Progress {
     bar: Option<ProgressBar>,
     steps: u64,
     tokens_per_step: u64,
-    memory: u64,
     started: std::time::Instant,
     next_line: u64,
 }
 
 impl Progress {
-    /// For a run of `steps`; `memory` is what the process has been planned to use.
-    pub fn new(steps: u64, tokens_per_step: u64, memory: u64) -> Self {
+    /// For a run of `steps`.
+    pub fn new(steps: u64, tokens_per_step: u64) -> Self {
         let target = ProgressDrawTarget::stderr_with_hz(5);
         // Hidden where stderr is no terminal or one that cannot move its cursor (TERM=dumb).
         let bar = (!target.is_hidden()).then(|| {
@@ -67,7 +66,6 @@ impl Progress {
             bar,
             steps,
             tokens_per_step,
-            memory,
             started: std::time::Instant::now(),
             next_line: 1,
         }
@@ -80,7 +78,10 @@ impl Progress {
         if let Some(loss) = report.eval_loss {
             message.push_str(&format!("  eval {loss:.4}"));
         }
-        message.push_str(&format!("  {rate:.0} tokens/s  {}", format_bytes(self.memory)));
+        message.push_str(&format!("  {rate:.0} tokens/s"));
+        if let Ok(memory) = process_resident_bytes() {
+            message.push_str(&format!("  {}", format_bytes(memory)));
+        }
         match &self.bar {
             Some(bar) => {
                 bar.set_message(message);

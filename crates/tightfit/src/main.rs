@@ -104,8 +104,7 @@ fn watch(
     report: &Report,
     mut output: Option<&mut Output>,
 ) -> Result<(Outcome, Result<(), Failure>), Failure> {
-    let planned = report.arena_bytes + report.reserve_bytes;
-    let mut progress = Progress::new(settings.steps, report.tokens_per_step, planned);
+    let mut progress = Progress::new(settings.steps, report.tokens_per_step);
     let mut noted = Ok(());
     let outcome = train(session, settings, stop.requested(), |step| {
         stop.first_step_done();

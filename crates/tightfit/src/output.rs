@@ -64,8 +64,8 @@ impl Output {
         })
     }
 
-    /// Checks that there is room for what this run will save, removes an earlier one, and writes what is known before this one: `plan.json`, `config.toml`, `config.json` (the model, as
-    /// Hugging Face spells it).
+    /// Checks that there is room for what this run will save, removes an earlier one, and writes what is known before this one:
+    /// `plan.json`, `config.toml`, `config.json` (the model, as Hugging Face spells it).
     ///
     /// # Errors
     /// A file cannot be removed or written, or there is no room.
