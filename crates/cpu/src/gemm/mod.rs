@@ -1,14 +1,13 @@
 //! The f32 matrix product, in memory that the caller gives.
 //!
-//! The structure is that of BLIS (Van Zee and van de Geijn, "BLIS: A Framework for Rapidly
-//! Instantiating BLAS Functionality", ACM TOMS 2015): C is cut into column blocks of `nc`, the sum
-//! over k into blocks of `kc`, rows into blocks of `mc`. A `kc × nc` block of B is packed by all
-//! threads together, then they share the tiles of C that it contributes to. Each tile is computed
-//! by a register-blocked [micro-kernel](kernel).
+//! The structure follows BLIS (Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", ACM
+//! TOMS 2015), with one loop turned: C is cut into column blocks, and a block of B as deep as the workspace has room for is
+//! packed by all threads together. Then they share the tiles of C; a tile runs through all of that depth while it stays in the
+//! second-level cache, so that C is read and written once and threads wait for each other twice. Each register tile is computed
+//! by the micro-kernel in `kernel.rs`.
 //!
-//! Every element of C is summed in one order, k ascending within blocks and blocks ascending, and
-//! the blocks depend on shape and instruction set only. So results are bit-equal for any number of
-//! threads, and under any tiling of C.
+//! Every element of C is summed in one order, k ascending within blocks and blocks ascending, and the blocks depend on shape and
+//! instruction set only. So results are bit-equal for any number of threads, and under any tiling of C.
 
 mod blocking;
 mod kernel;
