@@ -91,8 +91,9 @@ fn measure(pool: &Pool, shape: Shape) -> [f64; 3] {
     let (a, b) = (shape.a(&a), shape.b(&b));
 
     let mut runs: [(Vec<f64>, usize); 3] = Default::default();
-    for _ in 0..ROUNDS {
-        for (which, (times, repeats)) in runs.iter_mut().enumerate() {
+    // One library after the other: their idle threads spin for a while and would slow the next one down.
+    for (which, (times, repeats)) in runs.iter_mut().enumerate() {
+        for _ in 0..ROUNDS {
             let c = c.as_mut_ptr();
             // SAFETY: views and C cover whole buffers of their size, the workspace is aligned and
             // large enough, and this machine was asked what it can run.

@@ -43,7 +43,7 @@ pub(super) const AVX2: Sizes = Sizes {
     mr: 6,
     nr: 16,
     unroll: 4,
-    kc: 320,
+    kc: 384,
     mc: 96,
     tile_n: 192,
     nc: 1536,
