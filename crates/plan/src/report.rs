@@ -192,7 +192,13 @@ impl fmt::Display for Infeasible {
         for (label, role, size) in &peak.largest {
             writeln!(f, "  {:>10}  {role:<15}  {label}", format_bytes(*size))?;
         }
-        write!(f, "smallest budget that would do: {}", self.needed_bytes)
+        writeln!(f, "a smaller micro-batch, sequence or loss chunk needs less")?;
+        write!(
+            f,
+            "smallest budget that would do for this job as it is: {} ({})",
+            self.needed_bytes,
+            format_bytes(self.needed_bytes)
+        )
     }
 }
 

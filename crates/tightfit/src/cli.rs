@@ -12,7 +12,7 @@ Exit codes:
   1  anything else that went wrong
   2  usage or settings
   3  does not fit the budget (nothing was allocated)
-  4  bad input file: --plan
+  4  bad input file (a plan): --plan
   5  stopped by Ctrl-C, SIGTERM or SIGHUP: from the end of the first step on,
      state is saved where --out is given; a second signal stops at once";
 

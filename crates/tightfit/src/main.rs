@@ -85,7 +85,7 @@ fn run(args: &TrainArgs) -> Result<u8, Failure> {
         return Ok(0);
     }
     let kept = match &args.out {
-        Some(dir) => format!("state saved in {}", dir.display()),
+        Some(dir) => format!("state saved in {} (this version cannot resume from it)", dir.display()),
         None => "nothing saved, as no --out was given".to_owned(),
     };
     complain(format_args!(

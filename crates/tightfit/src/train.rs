@@ -167,7 +167,8 @@ fn evaluate_until(
     stop: &AtomicBool,
 ) -> Result<Option<f64>, TrainError> {
     let mut total = 0.0;
-    for index in 0..settings.eval_batches {
+    let micro_batches = settings.eval_batches * u64::from(settings.micro_batches());
+    for index in 0..micro_batches {
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
@@ -179,7 +180,7 @@ fn evaluate_until(
         session.run(EVALUATE, &mut evaluation)?;
         total += evaluation.loss;
     }
-    Ok(Some(total / settings.eval_batches as f64))
+    Ok(Some(total / micro_batches as f64))
 }
 
 /// Feeds optimizer steps from the training text.

@@ -65,8 +65,10 @@ fn the_process_stays_within_its_budget() {
 fn named_budget(refused: &Output) -> u64 {
     assert_eq!(refused.status.code(), Some(3));
     let stderr = String::from_utf8_lossy(&refused.stderr);
-    let (_, number) = stderr.rsplit_once("smallest budget that would do: ").unwrap();
-    number.trim().parse().unwrap()
+    let (_, words) = stderr
+        .rsplit_once("smallest budget that would do for this job as it is: ")
+        .unwrap();
+    words.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 #[test]

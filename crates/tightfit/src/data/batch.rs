@@ -86,8 +86,9 @@ impl Batches {
 
     /// Writes batch `index` of `split` and returns its token count; allocates nothing.
     ///
-    /// Row `r` is a walk of its own, keyed by `(seed, split, index, r)`: `seq + 1` bytes, read as tokens and, one byte
-    /// further, as targets. With gradient accumulation, `index` counts micro-batches.
+    /// Row `r` is a walk of its own, keyed by `(seed, split, index · batch + r)`: `seq + 1` bytes, read as tokens and, one
+    /// byte further, as targets. With gradient accumulation, `index` counts micro-batches: rows are numbered through, so the
+    /// same rows make a step however it is split.
     ///
     /// # Errors
     /// [`BatchError::Length`] if a buffer does not have [`token_count`](Self::token_count) elements.
@@ -109,7 +110,8 @@ impl Batches {
         }
         for row in 0..self.batch {
             let start = row * self.seq;
-            let mut source = TextSource::keyed(&self.language, &[self.seed, split as u64, index, row as u64]);
+            let number = index.wrapping_mul(self.batch as u64).wrapping_add(row as u64);
+            let mut source = TextSource::keyed(&self.language, &[self.seed, split as u64, number]);
             let mut token = i32::from(source.next_byte());
             for position in 0..self.seq {
                 let t = start + position;
@@ -163,7 +165,7 @@ mod tests {
         let [tokens, targets, positions, doc_start] = owned.0;
         for row in 0..3 {
             let mut text = [0; 41];
-            TextSource::keyed(batches.language(), &[11, Split::Train as u64, 5, row as u64]).fill(&mut text);
+            TextSource::keyed(batches.language(), &[11, Split::Train as u64, 5 * 3 + row as u64]).fill(&mut text);
             for i in 0..40 {
                 let t = row * 40 + i;
                 assert_eq!((tokens[t], targets[t]), (i32::from(text[i]), i32::from(text[i + 1])));
@@ -182,6 +184,14 @@ mod tests {
             }
         }
         assert_eq!(rows.len(), 2 * 50 * 4);
+    }
+
+    #[test]
+    fn the_same_rows_make_a_batch_however_it_is_split() {
+        let whole = tokens_of(&Batches::new(4, 6, 16).unwrap(), Split::Train, 3);
+        let halves = Batches::new(4, 3, 16).unwrap();
+        let joined = [6, 7].map(|index| tokens_of(&halves, Split::Train, index)).concat();
+        assert_eq!(whole, joined);
     }
 
     #[test]
