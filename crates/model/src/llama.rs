@@ -53,7 +53,7 @@ impl BatchShape {
 }
 
 /// The largest value a size may have: larger ones are mistakes, and products of two still fit in 64 bits.
-const MAX_SIZE: u64 = 1 << 31;
+const MAX_SIZE: u64 = (1 << 31) - 1;
 
 impl LlamaConfig {
     /// `head_dim`, given or derived.
@@ -87,7 +87,7 @@ impl LlamaConfig {
             ("vocab_size", self.vocab_size, MAX_SIZE),
             ("hidden_size", self.hidden_size, 1 << 20),
             ("intermediate_size", self.intermediate_size, 1 << 24),
-            ("num_hidden_layers", self.num_hidden_layers, 1 << 12),
+            ("num_hidden_layers", self.num_hidden_layers, 1 << 10),
             ("num_attention_heads", self.num_attention_heads, 1 << 16),
             ("num_key_value_heads", self.num_key_value_heads, 1 << 16),
             ("head_dim", self.head_dim(), 1 << 16),

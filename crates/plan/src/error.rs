@@ -14,6 +14,14 @@ pub enum PlanError {
     /// The step has no program.
     #[error("the step has no program")]
     Empty,
+    /// Offsets for another number of routines.
+    #[error("offsets of {found} routines, the step has {expected}")]
+    Routines {
+        /// As given.
+        found: usize,
+        /// The step's.
+        expected: usize,
+    },
     /// An order that breaks a dependency.
     #[error("order of program {program}: {message}")]
     Order {

@@ -230,6 +230,8 @@ impl PlanFile {
         let rebuilt = plan.to_file(self.settings.clone());
         alike("tensor", &self.persistent, &rebuilt.persistent)?;
         alike("routine", &self.routines, &rebuilt.routines)?;
+        let totals = |file: &Self| format!("{} of {}", file.planned_peak_bytes, file.lower_bound_bytes);
+        same("peak", totals(self), totals(&rebuilt))?;
         Ok(plan)
     }
 }

@@ -130,7 +130,13 @@ impl Plan {
         offsets: Vec<Vec<u64>>,
     ) -> Result<Self, PlanError> {
         let mut plan = Self::unplaced(schedule, target, layout)?;
-        for (index, offsets) in offsets.into_iter().enumerate().take(plan.liveness.routines.len()) {
+        if offsets.len() != plan.liveness.routines.len() {
+            return Err(PlanError::Routines {
+                found: offsets.len(),
+                expected: plan.liveness.routines.len(),
+            });
+        }
+        for (index, offsets) in offsets.into_iter().enumerate() {
             let spans = plan.spans(index);
             let bound = lower_bound(&spans, plan.alignment).map_err(|source| plan.unplaceable(index, source))?;
             let ends = spans

@@ -11,7 +11,7 @@ use crate::input::read_text;
 use crate::job::{Job, JobError};
 use crate::settings::{Request, Settings};
 
-/// Most bytes of a plan file; 4096 layers take a tenth of it.
+/// Most bytes of a plan file; 1024 layers take a fortieth of it.
 const MAX_FILE: u64 = 1 << 30;
 
 /// A plan file and the settings in it.

@@ -44,6 +44,11 @@ fn run(args: &TrainArgs) -> Result<u8, Failure> {
         Some(plan) => plan.job(settings)?,
         None => Job::plan(settings)?,
     };
+    // Before the reserve is measured: a deep model's plan is a long text.
+    let plan = match &args.out {
+        Some(_) => job.plan_file()?,
+        None => String::new(),
+    };
     let text = batches(&job.settings).map_err(TrainError::from)?;
     let entropy = text.language().entropy_per_byte();
     let mut report = Report::planned(&job, reserve_bytes(job.settings.threads)?, entropy);
@@ -58,8 +63,9 @@ fn run(args: &TrainArgs) -> Result<u8, Failure> {
         None => None,
     };
     if let Some(output) = &mut output {
-        output.begin(&job)?;
+        output.begin(&job, &plan)?;
     }
+    drop(plan);
     if args.plan_only {
         print_json(console, &report)?;
         return Ok(0);

@@ -64,27 +64,22 @@ impl Output {
         })
     }
 
-    /// Checks that there is room for what this run will save, removes an earlier one, and writes what is known before this one:
-    /// `plan.json`, `config.toml`, `config.json` (the model, as Hugging Face spells it).
+    /// Checks that there is room for what this run will save, and writes what is known before it: `plan.json` (given as text),
+    /// `config.toml`, `config.json` (the model, as Hugging Face spells it). Weights of an earlier run stay until
+    /// [`finish`](Self::finish) replaces them.
     ///
     /// # Errors
     /// A file cannot be removed or written, or there is no room.
-    pub fn begin(&mut self, job: &Job) -> Result<(), Failure> {
-        let earlier = TRAINED.map(|name| self.dir.join(name));
-        let freed: u64 = earlier
-            .iter()
-            .filter_map(|path| Some(path.metadata().ok()?.len()))
-            .sum();
+    pub fn begin(&mut self, job: &Job, plan: &str) -> Result<(), Failure> {
         let needed = job.plan.persistent_bytes();
         if let Some(free) = checkpoint::free_bytes(&self.dir)
-            && free.saturating_add(freed) < needed
+            && free < needed
         {
             let dir = self.dir.clone();
             return Err(Failure::NoRoom { dir, needed, free });
         }
-        for path in earlier {
-            remove(&path)?;
-            remove(&checkpoint::partial(&path))?;
+        for name in TRAINED {
+            remove(&checkpoint::partial(&self.dir.join(name)))?;
         }
         self.metrics
             .set_len(0)
@@ -94,7 +89,7 @@ impl Output {
         config["model_type"] = json!("llama");
         config["torch_dtype"] = json!("float32");
         config["max_position_embeddings"] = json!(job.settings.seq);
-        self.text("plan.json", &job.plan_file()?)?;
+        self.text("plan.json", plan)?;
         self.text("config.toml", &job.settings.to_toml())?;
         self.text("config.json", &format!("{config:#}\n"))
     }
@@ -131,6 +126,8 @@ impl Output {
         let steps = report.steps.unwrap_or(0).to_string();
         let metadata = [("format", "pt"), ("steps", &*steps)];
         let save = |roles: &[Role], name: &str| checkpoint::save(session, roles, &metadata, &self.dir.join(name));
+        // Without a result the folder does not pass for whole while its files are of two runs.
+        remove(&self.dir.join(RESULT))?;
         save(&[Role::Weight, Role::Adapter], MODEL)?;
         save(&[Role::OptimizerState], OPTIMIZER)?;
         let result = serde_json::to_string_pretty(report).map_err(|error| SaveError {

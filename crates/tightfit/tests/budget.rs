@@ -61,6 +61,22 @@ fn the_process_stays_within_its_budget() {
     }
 }
 
+#[test]
+fn the_plan_file_of_a_deep_model_is_in_the_reserve() {
+    let dir = std::env::temp_dir().join(format!("tightfit-deep-{}", std::process::id()));
+    let shape = "--hidden-size 4 --heads 1 --kv-heads 1 --intermediate-size 1 --seq 1 --batch 1 --layers 300";
+    let mut command = Command::new(BIN);
+    command.args(arguments(shape)).arg("--out").arg(&dir);
+    let report = report(&command.output().unwrap());
+    std::fs::remove_dir_all(&dir).unwrap();
+    let [process, arena, reserve] =
+        ["process_peak_bytes", "arena_bytes", "reserve_bytes"].map(|field| bytes(&report, field));
+    assert!(
+        process <= arena + reserve,
+        "peak {process}, arena {arena}, reserve {reserve}"
+    );
+}
+
 /// The smallest budget that a refusal names.
 fn named_budget(refused: &Output) -> u64 {
     assert_eq!(refused.status.code(), Some(3));

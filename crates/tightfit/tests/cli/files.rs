@@ -41,10 +41,12 @@ fn a_folder_holds_a_whole_run_and_is_not_overwritten_unasked() {
     assert!(content().eq(before), "a refused run changes nothing");
     expect(with(tiny("--overwrite --steps 5"), "--out", &dir), 0, &[]);
     assert_eq!(check_run(&dir)["steps"], 5);
+    let weights = || ["model.safetensors", "optimizer.safetensors"].map(|name| fs::read(dir.join(name)).unwrap());
+    let before = weights();
     expect(with(tiny("--overwrite --lr 1e30"), "--out", &dir), 1, &["at step"]);
-    assert_eq!(
-        names(&dir),
-        ["config.json", "config.toml", "metrics.jsonl", "plan.json"]
+    assert!(
+        weights() == before,
+        "a run that comes to nothing leaves the weights of the one before"
     );
 }
 
