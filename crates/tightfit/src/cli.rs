@@ -59,7 +59,7 @@ pub struct TrainArgs {
     /// Keep the plan, the settings, the metrics and the trained weights in this folder; one that holds trained weights is refused
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Remove the run that the --out folder holds, once the new job is planned
+    /// Replace the run that the --out folder holds; its weights stay until this run's are saved
     #[arg(long, requires = "out")]
     pub overwrite: bool,
     /// Follow this plan file (plan.json of an --out folder) to the same offsets; its settings hold where neither a flag nor
