@@ -216,7 +216,7 @@ impl GraphReader {
 
     fn output(&mut self, mut cursor: Cursor<'_>) -> Result<(), String> {
         let name = cursor.string()?;
-        cursor.expect("=")?;
+        cursor.token("=")?;
         let value = cursor.value_id()?;
         let kind = match cursor.word() {
             "read" => OutputKind::Read,
@@ -237,7 +237,7 @@ impl GraphReader {
         let mut outputs = Vec::new();
         let mut id = first;
         loop {
-            cursor.expect(":")?;
+            cursor.token(":")?;
             let ty = cursor.ty()?;
             let role = cursor.label("a role", Role::from_name)?;
             let value = Value {
@@ -256,15 +256,15 @@ impl GraphReader {
             }
             id = cursor.value_id()?;
         }
-        cursor.expect("=")?;
+        cursor.token("=")?;
         let op = cursor.operation()?;
-        cursor.expect("(")?;
+        cursor.token("(")?;
         let mut inputs = Vec::new();
         while !cursor.eat(")") {
             inputs.push(cursor.value_id()?);
             cursor.eat(",");
         }
-        cursor.expect("@")?;
+        cursor.token("@")?;
         let scope = cursor.string()?;
         let phase = cursor.label("a phase", Phase::from_name)?;
         self.nodes.push(Node {
@@ -368,7 +368,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn expect(&mut self, token: &str) -> Result<(), String> {
+    fn token(&mut self, token: &str) -> Result<(), String> {
         if self.eat(token) {
             return Ok(());
         }
@@ -397,7 +397,7 @@ impl<'a> Cursor<'a> {
     }
 
     fn value_id(&mut self) -> Result<ValueId, String> {
-        self.expect("%")?;
+        self.token("%")?;
         let digits = self.0.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.0.len());
         let (number, rest) = self.0.split_at(digits);
         self.0 = rest;
