@@ -22,8 +22,13 @@ impl Cpu {
         Self::with_isa(pool, Isa::detect())
     }
 
-    /// Another instruction set that this machine can run.
+    /// Another instruction set that this machine can run; in place of one that it cannot, the best that it can. The
+    /// [`target`](Self::target) says which it is, and tells a plan for the other one apart.
     pub fn with_isa(pool: Pool, isa: Isa) -> Self {
+        let isa = match Isa::available().contains(&isa) {
+            true => isa,
+            false => Isa::detect(),
+        };
         let target = CpuTarget::with_isa(isa, pool.threads());
         Self { pool, target }
     }
@@ -257,7 +262,7 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                 &kernel::RopeTable {
                     rows: f.dim(0, 0),
                     head_dim: size(op.head_dim),
-                    theta: op.theta,
+                    frequency: &|i| op.inverse_frequency(i as u64),
                     positions: f.ids(0),
                     cs: f.output(0),
                 },
@@ -302,6 +307,37 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                     dk: f.output(1),
                     dv: f.output(2),
                     workspace: f.workspace(),
+                },
+            ),
+            Op::KvAppend(_) => {
+                f.bring(0, 0);
+                kernel::kv_append(
+                    cx,
+                    &kernel::KvAppend {
+                        rows: f.dim(1, 0),
+                        capacity: f.dim(0, 0),
+                        width: f.dim(0, 1),
+                        new: f.input(1),
+                        start: f.ids(2),
+                        cache: f.output(0),
+                    },
+                );
+            }
+            Op::CachedAttention(op) => kernel::cached_attention(
+                cx,
+                &kernel::CachedAttention {
+                    rows: f.dim(0, 0),
+                    capacity: f.dim(1, 0),
+                    heads: size(op.heads),
+                    kv_heads: size(op.kv_heads),
+                    head_dim: size(op.head_dim),
+                    scale: op.scale as f32,
+                    window: op.window.map(size),
+                    q: f.input(0),
+                    k: f.input(1),
+                    v: f.input(2),
+                    start: f.ids(3),
+                    o: f.output(0),
                 },
             ),
             Op::SwiGlu(_) => kernel::swiglu(

@@ -77,11 +77,13 @@ impl Target for CpuTarget {
             }
             Op::GlobalNorm(_) => kernel::global_norm_workspace(inputs.iter().map(|ty| size(ty.shape.elements()))),
             Op::Add(_)
+            | Op::CachedAttention(_)
             | Op::SoftmaxCrossEntropyBackward(_)
             | Op::Embedding(_)
             | Op::EmbeddingBackward(_)
             | Op::Gelu(_)
             | Op::GeluBackward(_)
+            | Op::KvAppend(_)
             | Op::LayerNorm(_)
             | Op::BiasBackward(_)
             | Op::AdamW(_)

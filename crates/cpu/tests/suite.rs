@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use tightfit_cpu::Cpu;
 use tightfit_cpu::pool::Pool;
 use tightfit_cpu::simd::Isa;
+use tightfit_cpu::target::CpuTarget;
 use tightfit_ir::op::Alias;
 use tightfit_ir::{Call, DType, Slot, Target, Type};
 use tightfit_testkit::suite::{Backend, Case, any_case, check, check_all, edge_cases};
@@ -116,6 +117,17 @@ fn every_edge_case() {
     for (isa, mut backend) in backends() {
         println!("{isa:?}");
         check_all(&mut backend, &cases);
+    }
+}
+
+#[test]
+fn an_instruction_set_that_this_machine_has_not_is_never_run() {
+    for isa in [Isa::Avx512, Isa::Avx2, Isa::Portable] {
+        let cpu = Cpu::with_isa(Pool::new(1, 1 << 20).unwrap(), isa);
+        let runs = cpu.target().isa;
+        assert!(Isa::available().contains(&runs), "{runs:?}");
+        assert_eq!(runs == isa, Isa::available().contains(&isa), "{isa:?}");
+        assert_eq!(cpu.target(), &CpuTarget::with_isa(runs, 1));
     }
 }
 

@@ -156,6 +156,22 @@ impl Arena {
         })
     }
 
+    /// Elements of two types in two ranges of bytes, to write.
+    ///
+    /// # Panics
+    /// As [`slices_mut`](Self::slices_mut).
+    pub fn two_mut<A: Element, B: Element>(&mut self, a: Range<u64>, b: Range<u64>) -> (&mut [A], &mut [B]) {
+        assert!(a.end <= b.start || b.end <= a.start, "{a:?} and {b:?} overlap");
+        let (first, second) = (self.elements::<A>(a), self.elements::<B>(b));
+        // SAFETY: as in `slice_mut`; the ranges are disjoint.
+        unsafe {
+            (
+                std::slice::from_raw_parts_mut(first.0, first.1),
+                std::slice::from_raw_parts_mut(second.0, second.1),
+            )
+        }
+    }
+
     fn elements<T: Element>(&self, range: Range<u64>) -> (*mut T, usize) {
         assert!(
             range.start <= range.end && range.end <= self.len(),

@@ -25,7 +25,7 @@ fn normal(pool: &Pool, tensor: &mut [f32], std: f64, key: u64) {
         let part = unsafe { std::slice::from_raw_parts_mut(base.at(start), count) };
         for (pair, out) in part.chunks_mut(2).enumerate() {
             let index = (start / 2 + pair) as u64;
-            let normals = box_muller(uniform(key, 2 * index), uniform(key, 2 * index + 1));
+            let normals = box_muller(draw(key, 2 * index), draw(key, 2 * index + 1));
             for (x, z) in out.iter_mut().zip(normals) {
                 *x = (std * z) as f32;
             }
@@ -40,8 +40,13 @@ fn box_muller(a: f64, b: f64) -> [f64; 2] {
     [radius * cos, radius * sin]
 }
 
+/// Uniform in (0, 1], number `index` of the stream of that seed and name.
+pub fn uniform(seed: u64, name: &str, index: u64) -> f64 {
+    draw(key(seed, name), index)
+}
+
 /// Uniform in (0, 1], number `index` of the stream `key`.
-fn uniform(key: u64, index: u64) -> f64 {
+fn draw(key: u64, index: u64) -> f64 {
     let bits = mix(key.wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15)));
     ((bits >> 11) + 1) as f64 / (1_u64 << 53) as f64
 }

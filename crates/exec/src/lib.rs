@@ -3,6 +3,7 @@
 pub mod arena;
 pub mod checkpoint;
 pub mod init;
+pub mod load;
 pub mod session;
 
 pub use arena::{Arena, ArenaError};

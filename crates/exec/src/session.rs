@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tightfit_cpu::{Cpu, pool::Pool};
-use tightfit_ir::{Slot, Target};
+use tightfit_ir::{Role, Slot, Target, Type};
 use tightfit_plan::{Plan, ProgramCalls};
 
 use crate::arena::{Arena, ArenaError, Element};
@@ -185,13 +185,18 @@ impl Session {
 
     /// Fills every persistent tensor as the model says.
     pub fn initialise(&mut self, seed: u64) {
+        self.initialise_roles(seed, Role::ALL);
+    }
+
+    /// Fills the persistent tensors of these roles as the model says.
+    pub fn initialise_roles(&mut self, seed: u64, roles: &[Role]) {
         let tensors = self
             .plan
             .liveness()
             .persistent
             .iter()
             .zip(self.plan.persistent_offsets());
-        for (tensor, &offset) in tensors {
+        for (tensor, &offset) in tensors.filter(|(tensor, _)| roles.contains(&tensor.role)) {
             let data = self.arena.slice_mut(offset..offset + tensor.ty.bytes());
             init::fill(self.cpu.pool(), data, tensor.init, seed, &tensor.name);
         }
@@ -254,6 +259,29 @@ impl Session {
     /// A persistent `f32` tensor by name, to fill.
     pub fn persistent_mut(&mut self, name: &str) -> Option<&mut [f32]> {
         self.persistent_range(name).map(|range| self.arena.slice_mut(range))
+    }
+
+    /// The names of the persistent tensors of a role.
+    pub fn persistent_names(&self, role: Role) -> Vec<String> {
+        let tensors = self.plan.liveness().persistent.iter();
+        tensors
+            .filter(|tensor| tensor.role == role)
+            .map(|tensor| tensor.name.clone())
+            .collect()
+    }
+
+    /// A persistent tensor's dtype and shape.
+    pub fn persistent_type(&self, name: &str) -> Option<&Type> {
+        let mut tensors = self.plan.liveness().persistent.iter();
+        tensors.find(|tensor| tensor.name == name).map(|tensor| &tensor.ty)
+    }
+
+    /// The fed input `staging` of a routine's only program, and a persistent `f32` tensor that is filled through it.
+    pub(crate) fn staged(&mut self, routine: &str, staging: &str, name: &str) -> Option<(&mut [u8], &mut [f32])> {
+        let tensor = self.persistent_range(name)?;
+        let (_, programs) = self.routines.iter().find(|(name, _)| name == routine)?;
+        let (_, slot) = programs.first()?.fed.iter().find(|(name, _)| name == staging)?;
+        Some(self.arena.two_mut(slot.offset..slot.offset + slot.ty.bytes(), tensor))
     }
 
     fn persistent_range(&self, name: &str) -> Option<Range<u64>> {

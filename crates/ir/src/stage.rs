@@ -29,6 +29,20 @@ pub struct Routine {
     pub programs: Vec<Program>,
 }
 
+impl Routine {
+    /// A routine of one program of the same name that runs once.
+    pub fn of(name: &str, graph: Graph) -> Self {
+        Self {
+            name: name.to_owned(),
+            programs: vec![Program {
+                name: name.to_owned(),
+                repeat: 1,
+                graph,
+            }],
+        }
+    }
+}
+
 /// Everything a job repeats. Persistent inputs of one name are one tensor in every program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {

@@ -2,10 +2,10 @@
 
 use proptest::prelude::*;
 use tightfit_ir::op::{
-    Accumulate, AdamW, Add, Attention, AttentionBackward, BiasBackward, Cost, Embedding, EmbeddingBackward, Gelu,
-    GlobalNorm, LayerNorm, LayerNormBackward, Linear, LinearBackwardInput, LinearBackwardWeight, LinearCrossEntropy,
-    Reshape, RmsNorm, RmsNormBackward, Rope, RopeTable, Rule, SoftmaxCrossEntropy, SoftmaxCrossEntropyBackward, SwiGlu,
-    SwiGluBackward, Zero,
+    Accumulate, AdamW, Add, Attention, AttentionBackward, BiasBackward, CachedAttention, Cost, Embedding,
+    EmbeddingBackward, Gelu, GlobalNorm, KvAppend, LayerNorm, LayerNormBackward, Linear, LinearBackwardInput,
+    LinearBackwardWeight, LinearCrossEntropy, Reshape, RmsNorm, RmsNormBackward, Rope, RopeScaling, RopeTable, Rule,
+    SoftmaxCrossEntropy, SoftmaxCrossEntropyBackward, SwiGlu, SwiGluBackward, Zero,
 };
 use tightfit_ir::{DType, Op, Shape, Type};
 use tightfit_testkit::rng::Rng;
@@ -26,7 +26,8 @@ fn references_give_what_type_rules_say_and_costs_are_at_least_the_results() {
         let reference = case.op.reference(&case.inputs);
         let shapes: Vec<&Shape> = reference.iter().map(|result| &result.shape).collect();
         assert_eq!(shapes, results.iter().map(|ty| &ty.shape).collect::<Vec<_>>(), "{case}");
-        if !matches!(case.op, Op::Reshape(_) | Op::EmbeddingBackward(_)) {
+        // These leave most of their result as it is.
+        if !matches!(case.op, Op::Reshape(_) | Op::EmbeddingBackward(_) | Op::KvAppend(_)) {
             let written: u64 = results.iter().map(Type::bytes).sum();
             assert!(cost(&case).bytes >= written, "{case}");
         }
@@ -218,6 +219,31 @@ fn refusals() -> Vec<(Op, Vec<Type>, &'static str)> {
         accumulate: Accumulate::NONE.with(4, 0).0,
         ..loss.clone()
     };
+    let table = |theta, scaling| -> Op {
+        let head_dim = 4;
+        RopeTable {
+            head_dim,
+            theta,
+            scaling,
+        }
+        .into()
+    };
+    let llama3 = |low_freq_factor, high_freq_factor| {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings: 8192.0,
+        };
+        table(1e4, Some(scaling))
+    };
+    let cached = |heads, window| CachedAttention {
+        heads,
+        kv_heads: 2,
+        head_dim: 8,
+        scale: 1.0,
+        window,
+    };
     let sixteen = |n| [m(4, 32), m(4, 16), m(4, 16), ids(n)].to_vec();
     vec![
         (Add {}.into(), vec![m(2, 3), m(3, 2)], "f32[3x2], expected f32[2x3]"),
@@ -370,6 +396,7 @@ fn refusals() -> Vec<(Op, Vec<Type>, &'static str)> {
             RopeTable {
                 head_dim: 3,
                 theta: 1e4,
+                scaling: None,
             }
             .into(),
             vec![ids(2)],
@@ -379,10 +406,65 @@ fn refusals() -> Vec<(Op, Vec<Type>, &'static str)> {
             RopeTable {
                 head_dim: 0,
                 theta: 1e4,
+                scaling: None,
             }
             .into(),
             vec![ids(2)],
             "head_dim must be at least 1",
+        ),
+        (table(0.0, None), vec![ids(2)], "theta is 0, expected a positive number"),
+        (
+            table(f64::NAN, None),
+            vec![ids(2)],
+            "theta is NaN, expected a positive number",
+        ),
+        (
+            table(1e4, Some(RopeScaling::Linear { factor: -1.0 })),
+            vec![ids(2)],
+            "factor is -1, expected a positive number",
+        ),
+        (llama3(1.0, 1.0), vec![ids(2)], "expected more than low_freq_factor 1"),
+        (llama3(0.0, 1.0), vec![ids(2)], "low_freq_factor is 0, expected"),
+        (llama3(1.0, 1e39), vec![ids(2)], "high_freq_factor is inf, expected"),
+        (
+            KvAppend {}.into(),
+            vec![m(8, 3), m(2, 4), ids(1)],
+            "rows' columns is 4, cache's columns is 3",
+        ),
+        (
+            KvAppend {}.into(),
+            vec![m(8, 3), m(9, 3), ids(1)],
+            "9 rows do not fit the cache's 8",
+        ),
+        (
+            KvAppend {}.into(),
+            vec![m(8, 3), m(2, 3), ids(2)],
+            "start's rows is 2, rows is 1",
+        ),
+        (
+            cached(4, Some(0)).into(),
+            vec![m(2, 32), m(9, 16), m(9, 16), ids(1)],
+            "window must be at least 1",
+        ),
+        (
+            cached(3, None).into(),
+            vec![m(2, 24), m(9, 16), m(9, 16), ids(1)],
+            "heads is 3, which kv_heads 2 does not divide",
+        ),
+        (
+            cached(4, None).into(),
+            vec![m(2, 32), m(0, 16), m(0, 16), ids(1)],
+            "k_cache's rows must be at least 1",
+        ),
+        (
+            cached(4, None).into(),
+            vec![m(2, 32), m(9, 32), m(9, 16), ids(1)],
+            "k_cache is f32[9x32], expected f32[9x16]",
+        ),
+        (
+            cached(4, None).into(),
+            vec![m(2, 32), m(9, 16), m(8, 16), ids(1)],
+            "v_cache is f32[8x16], expected f32[9x16]",
         ),
         (
             SwiGlu {}.into(),

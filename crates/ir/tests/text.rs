@@ -1,7 +1,7 @@
 //! The text form: what is printed parses back to the same graph; what is not in the form is refused with its line.
 
 use proptest::prelude::*;
-use tightfit_ir::op::{AdamW, Attention, Linear, Reshape, Rope};
+use tightfit_ir::op::{AdamW, Attention, Linear, Reshape, Rope, RopeScaling, RopeTable};
 use tightfit_ir::{Binding, Graph, Init, Op, OutputKind, Phase, Role, Shape, Step, Type};
 use tightfit_pass::{AdamWConfig, accumulate, adamw, autodiff};
 use tightfit_testkit::random::model;
@@ -184,6 +184,20 @@ fn attributes_that_have_their_default_are_not_printed() {
     assert_eq!(
         operation(inverse.into(), &[matrix.clone(), matrix]),
         "rope{\"inverse\":true}(%0, %1)"
+    );
+    let table = |scaling| RopeTable {
+        head_dim: 2,
+        theta: 10_000.0,
+        scaling,
+    };
+    assert_eq!(
+        operation(table(None).into(), &[Type::i32([2])]),
+        "rope_table{\"head_dim\":2,\"theta\":10000.0}(%0)"
+    );
+    let linear = RopeScaling::Linear { factor: 4.0 };
+    assert_eq!(
+        operation(table(Some(linear)).into(), &[Type::i32([2])]),
+        "rope_table{\"head_dim\":2,\"theta\":10000.0,\"scaling\":{\"linear\":{\"factor\":4.0}}}(%0)"
     );
 }
 

@@ -5,38 +5,12 @@
 use std::sync::Arc;
 
 use tightfit_ir::op::{
-    Accumulate, Add, Approximate, Attention, Embedding, Gelu, LayerNorm, Linear, LinearCrossEntropy, Reshape, RmsNorm,
-    Rope, RopeTable, Rule, SoftmaxCrossEntropy, SwiGlu,
+    Accumulate, Add, Approximate, Attention, Embedding, Gelu, KvAppend, LayerNorm, Linear, LinearCrossEntropy, Reshape,
+    RmsNorm, Rope, RopeTable, Rule, SoftmaxCrossEntropy, SwiGlu,
 };
-use tightfit_ir::{
-    Binding, Forward, Graph, Init, Op, OpError, OutputKind, Phase, Role, Shape, Type, ValueId, VerifyError,
-};
+use tightfit_ir::{Binding, Forward, Graph, Init, Op, OutputKind, Phase, Role, Shape, Type, ValueId};
 
-/// Why a model cannot be built.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum ModelError {
-    /// A setting, spelled as in `config.json`.
-    #[error("{field} is {value}: {message}")]
-    Config {
-        /// The setting.
-        field: &'static str,
-        /// As given.
-        value: String,
-        /// What it must be.
-        message: String,
-    },
-    /// A layer whose operands do not fit.
-    #[error("{scope}: {source}")]
-    Op {
-        /// The part of the model.
-        scope: String,
-        /// What does not fit.
-        source: OpError,
-    },
-    /// The finished graph is malformed.
-    #[error(transparent)]
-    Verify(#[from] VerifyError),
-}
+use crate::error::ModelError;
 
 /// `ignore_index`: rows with this target count nothing in the loss, as in PyTorch.
 pub const IGNORE_INDEX: i32 = -100;
@@ -130,7 +104,8 @@ impl Builder {
         self.linear_with(name, x, out, false, Some(residual))
     }
 
-    fn linear_with(
+    /// A linear layer, with bias or without, whose result may be added to the residual stream.
+    pub fn linear_with(
         &mut self,
         name: &str,
         x: ValueId,
@@ -157,6 +132,20 @@ impl Builder {
         })
     }
 
+    /// `x·weightᵀ` with a weight that is already there: a tied head.
+    pub fn product(&mut self, x: ValueId, weight: ValueId) -> Result<ValueId, ModelError> {
+        let op = Linear {
+            bias: false,
+            accumulate: Accumulate::NONE,
+        };
+        self.push(op, &[x, weight])
+    }
+
+    /// Some rows of `x`, by their numbers.
+    pub fn rows(&mut self, x: ValueId, numbers: ValueId) -> Result<ValueId, ModelError> {
+        self.push(Embedding {}, &[numbers, x])
+    }
+
     /// RMSNorm with its weight.
     pub fn rms_norm(&mut self, name: &str, x: ValueId, eps: f64) -> Result<ValueId, ModelError> {
         let size = self.graph.ty(x).cols();
@@ -178,7 +167,12 @@ impl Builder {
 
     /// Cosines and sines for every row.
     pub fn rope_table(&mut self, positions: ValueId, head_dim: u64, theta: f64) -> Result<ValueId, ModelError> {
-        self.push(RopeTable { head_dim, theta }, &[positions])
+        let table = RopeTable {
+            head_dim,
+            theta,
+            scaling: None,
+        };
+        self.push(table, &[positions])
     }
 
     /// Rotary position embedding of every head of `x`.
@@ -196,6 +190,26 @@ impl Builder {
         doc_start: ValueId,
     ) -> Result<ValueId, ModelError> {
         self.push(op, &[q, k, v, doc_start])
+    }
+
+    /// A cache `name` of `capacity` rows that lives as long as the job, with `rows` put in from row `start` on.
+    pub fn kv_cache(
+        &mut self,
+        name: &str,
+        rows: ValueId,
+        start: ValueId,
+        capacity: u64,
+    ) -> Result<ValueId, ModelError> {
+        let name = self.path(name);
+        let binding = Binding::Persistent {
+            init: Init::Zeros,
+            trainable: false,
+        };
+        let ty = Type::f32([capacity, self.graph.ty(rows).cols()]);
+        let cache = self.graph.input(&name, ty, Role::KvCache, binding);
+        let updated = self.push_as(KvAppend {}, &[cache, rows, start], Role::KvCache)?;
+        self.graph.output(&name, updated, OutputKind::Update(cache));
+        Ok(updated)
     }
 
     /// `silu(gate)·up`.
@@ -255,16 +269,23 @@ impl Builder {
     }
 
     /// Any operation; its first result.
-    fn push(&mut self, op: impl Into<Op>, operands: &[ValueId]) -> Result<ValueId, ModelError> {
+    pub fn push(&mut self, op: impl Into<Op>, operands: &[ValueId]) -> Result<ValueId, ModelError> {
+        self.push_as(op, operands, Role::Activation)
+    }
+
+    fn push_as(&mut self, op: impl Into<Op>, operands: &[ValueId], role: Role) -> Result<ValueId, ModelError> {
         let scope: Arc<str> = self.scope.join(".").into();
-        let results = self
-            .graph
-            .push(op.into(), operands, &scope, Phase::Forward, Role::Activation);
+        let results = self.graph.push(op.into(), operands, &scope, Phase::Forward, role);
         let results = results.map_err(|source| ModelError::Op {
             scope: scope.to_string(),
             source,
         })?;
         Ok(results[0])
+    }
+
+    /// A value's type.
+    pub fn ty(&self, value: ValueId) -> &Type {
+        self.graph.ty(value)
     }
 
     fn path(&self, name: &str) -> String {

@@ -1,7 +1,17 @@
-//! Models as data: a small builder, and the families people train.
+//! Models as data: a small builder, the families people train, and the files they are read from.
 
 pub mod builder;
+pub mod config;
+pub mod decoder;
+mod error;
+pub mod family;
 pub mod llama;
+pub mod tensors;
 
-pub use builder::{Builder, ModelError};
+pub use builder::Builder;
+pub use config::{DecoderConfig, LayerType};
+pub use decoder::{BatchShape, DecodeShape};
+pub use error::ModelError;
+pub use family::Family;
 pub use llama::LlamaConfig;
+pub use tensors::{Naming, RowOrder, Sources, TensorSource};

@@ -4,7 +4,11 @@ use serde::{Deserialize, Serialize};
 use tightfit_ir::op::Attention;
 use tightfit_ir::{Forward, Type, ValueId};
 
-use crate::builder::{Builder, ModelError};
+use crate::builder::Builder;
+use crate::config::MAX_SIZE;
+use crate::error::ModelError;
+
+pub use crate::decoder::BatchShape;
 
 /// A model's sizes, spelled as Hugging Face's `config.json` spells them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,27 +37,6 @@ pub struct LlamaConfig {
     /// Standard deviation of fresh matrices.
     pub initializer_range: f64,
 }
-
-/// The rows of one micro-batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchShape {
-    /// Sequences.
-    pub batch: u64,
-    /// Tokens of each.
-    pub seq: u64,
-    /// Rows whose logits exist at one time.
-    pub loss_chunk: u64,
-}
-
-impl BatchShape {
-    /// Rows of every activation.
-    pub fn tokens(&self) -> u64 {
-        self.batch.saturating_mul(self.seq)
-    }
-}
-
-/// The largest value a size may have: larger ones are mistakes, and products of two still fit in 64 bits.
-const MAX_SIZE: u64 = (1 << 31) - 1;
 
 impl LlamaConfig {
     /// `head_dim`, given or derived.

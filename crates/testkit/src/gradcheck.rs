@@ -34,6 +34,8 @@ pub fn differentiable(op: &Op) -> Differentiable {
         Op::LinearCrossEntropy(_) => Loss(vec![0, 1]),
         Op::SoftmaxCrossEntropy(_) => Loss(vec![0]),
         Op::AttentionBackward(_)
+        | Op::CachedAttention(_)
+        | Op::KvAppend(_)
         | Op::SoftmaxCrossEntropyBackward(_)
         | Op::EmbeddingBackward(_)
         | Op::GeluBackward(_)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tightfit_ir::op::{
     Accumulate, Add, Approximate, Attention, Embedding, Gelu, LayerNorm, Linear, LinearCrossEntropy, Reshape, RmsNorm,
-    Rope, RopeTable, SoftmaxCrossEntropy, SwiGlu,
+    Rope, RopeScaling, RopeTable, SoftmaxCrossEntropy, SwiGlu,
 };
 use tightfit_ir::{Binding, Forward, Graph, Init, Op, OutputKind, Phase, Role, Shape, Type, ValueId};
 
@@ -253,7 +253,12 @@ impl Builder {
         });
         let angles = self.angles.unwrap_or_else(|| {
             let positions = self.fed("positions");
-            self.push(RopeTable { head_dim, theta: 1e4 }, &[positions])
+            let table = RopeTable {
+                head_dim,
+                theta: 1e4,
+                scaling: window.map(|_| RopeScaling::Linear { factor: 2.0 }),
+            };
+            self.push(table, &[positions])
         });
         self.angles = Some(angles);
         let [query, key] = [query, key].map(|x| self.push(Rope { inverse: false }, &[x, angles]));

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::time::Instant;
 
-use tightfit::data::{BatchBuffers, Batches, Split};
+use tightfit::data::{BatchBuffers, Text, Split};
 use tightfit::op::Rule;
 use tightfit::{DType, Request, Type};
 use tightfit_cpu::{Cpu, pool::Pool};
@@ -31,8 +31,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         ..Request::default()
     };
     let settings = settings.resolve(u64::MAX)?;
-    let batches = tightfit::train::batches(&settings)?;
-    let plan = tightfit::Job::plan(settings)?.plan;
+    let text = Text::generated(&settings)?;
+    let plan = tightfit::Job::plan(settings, None)?.plan;
     let cpu = Cpu::new(Pool::new(threads, tightfit_exec::STACK_BYTES)?);
     let mut arena = Arena::map(plan.peak())?;
     // Every page is resident before anything is timed.
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let mut kinds: BTreeMap<&str, (f64, u64, u64)> = BTreeMap::new();
     for program in plan.calls(0) {
-        feed(&mut arena, &program, &batches)?;
+        feed(&mut arena, &program, &text)?;
         for call in &program.calls {
             let started = Instant::now();
             // SAFETY: the plan was validated and the arena holds it.
@@ -79,7 +79,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Writes a batch and a count of 1 for every scalar: what the scalars are does not change the time.
-fn feed(arena: &mut Arena, program: &ProgramCalls, batches: &Batches) -> Result<(), Box<dyn Error>> {
+fn feed(arena: &mut Arena, program: &ProgramCalls, text: &Text) -> Result<(), Box<dyn Error>> {
     let range = |slot: &Slot| slot.offset..slot.offset + slot.ty.bytes();
     for (_, slot) in program.fed.iter().filter(|(_, slot)| slot.ty.dtype == DType::F32) {
         arena.slice_mut::<f32>(range(slot)).fill(1.0);
@@ -94,7 +94,7 @@ fn feed(arena: &mut Arena, program: &ProgramCalls, batches: &Batches) -> Result<
             positions,
             doc_start,
         };
-        batches.fill(Split::Train, 0, &mut buffers)?;
+        text.fill(Split::Train, 0, &mut buffers)?;
     }
     Ok(())
 }

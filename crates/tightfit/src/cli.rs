@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::settings::Request;
+use crate::inference::Machine;
+use crate::settings::{Long, Request, Written};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -12,26 +13,49 @@ Exit codes:
   1  anything else that went wrong
   2  usage or settings
   3  does not fit the budget (nothing was allocated)
-  4  bad input file (a plan): --plan
+  4  bad input: a model, data, a plan or a run to resume
   5  stopped by Ctrl-C, SIGTERM or SIGHUP: from the end of the first step on,
-     state is saved where --out is given; a second signal stops at once";
+     train saves a checkpoint where --out is given; a second signal stops at once";
 
 const TRAIN_TEXT: &str = "\
-The text comes from a seeded source whose entropy per token is known exactly, so
-that the loss can be held against its floor. Nothing is downloaded. Every byte
-is planned first: a job that does not fit is refused before any weight exists.";
+Every byte is planned first: a job that does not fit is refused before any weight
+is read. Without --model and --data the text comes from a seeded source whose
+entropy per token is known exactly. Nothing is downloaded.";
 
 const TRAIN_EXAMPLES: &str = "\
 Examples:
+  tightfit train --model SmolLM2.gguf --data corpus.txt --batch 1 --out runs/a
+  tightfit train --model ./Qwen2.5-0.5B --data chat.jsonl --epochs 2 --out runs/b
+  tightfit train --resume runs/b              go on after a stop, a crash or a kill
+  tightfit train --model runs/b --data more.jsonl --out runs/c
   tightfit train                              train on generated text
   tightfit train --plan-only                  show the plan, run nothing
   tightfit train --budget 64MiB               refuse the job unless it fits
   tightfit train --batch 8 --micro-batch 2    two sequences in memory at a time
-  tightfit train --layers 6 --hidden-size 384 --out runs/a
-  tightfit train --plan runs/a/plan.json      that job at the same offsets
+  tightfit train --layers 6 --hidden-size 384 --out runs/d
+  tightfit train --plan runs/d/plan.json      that job at the same offsets
   tightfit train --print-config > job.toml    write the settings to a file ...
   tightfit train --config job.toml --lr 1e-3  ... and change one of them
   tightfit train --json | jq .eval_loss       the result for a program";
+
+const EVAL_EXAMPLES: &str = "\
+Examples:
+  tightfit eval --model runs/a --data held-out.txt
+  tightfit eval --model SmolLM2.gguf --data wiki.txt --seq 1024 --stride 512
+  tightfit eval --model runs/b --data chat.jsonl --json | jq .perplexity";
+
+const GENERATE_EXAMPLES: &str = "\
+Examples:
+  tightfit generate --model runs/a --prompt 'In the beginning'
+  tightfit generate --model runs/b --chat 'What is a llama?' --max-tokens 200
+  tightfit generate --model SmolLM2.gguf --chat 'A name for a cat?' \\
+    --temperature 0.8 --top-p 0.9 --seed 7";
+
+const INSPECT_EXAMPLES: &str = "\
+Examples:
+  tightfit inspect SmolLM2.gguf
+  tightfit inspect ./Qwen2.5-0.5B --tensors
+  tightfit inspect runs/a --json | jq .architecture";
 
 /// Plan every byte of a training job before its first step, then run exactly that plan.
 #[derive(Debug, Parser)]
@@ -45,9 +69,18 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Train a LLaMA-style model on text that is generated here
+    /// Train a model: one that you have on your text, or a fresh one on text that is generated here
     #[command(args_override_self = true, after_help = format!("{TRAIN_TEXT}\n\n{TRAIN_EXAMPLES}\n\n{EXIT_CODES}"))]
     Train(Box<TrainArgs>),
+    /// Loss and perplexity of a model on text
+    #[command(after_help = format!("{EVAL_EXAMPLES}\n\n{EXIT_CODES}"))]
+    Eval(EvalArgs),
+    /// Let a model go on from a text, or answer a message
+    #[command(after_help = format!("{GENERATE_EXAMPLES}\n\n{EXIT_CODES}"))]
+    Generate(GenerateArgs),
+    /// What is in a model's files: architecture, tensors, tokenizer, chat template
+    #[command(after_help = format!("{INSPECT_EXAMPLES}\n\n{EXIT_CODES}"))]
+    Inspect(InspectArgs),
 }
 
 /// Flags of `train`.
@@ -59,6 +92,9 @@ pub struct TrainArgs {
     /// Keep the plan, the settings, the metrics and the trained weights in this folder; one that holds trained weights is refused
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Go on with the run in this --out folder where its last checkpoint stands; the result is the same to the bit
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "config", "overwrite", "plan"])]
+    pub resume: Option<PathBuf>,
     /// Replace the run that the --out folder holds; its weights stay until this run's are saved
     #[arg(long, requires = "out")]
     pub overwrite: bool,
@@ -82,4 +118,102 @@ pub struct TrainArgs {
     /// The settings.
     #[command(flatten)]
     pub request: Request,
+}
+
+/// Flags of `eval`.
+#[derive(Args, Debug)]
+pub struct EvalArgs {
+    /// The model: a Hugging Face folder, a .safetensors file in one, or a .gguf file
+    #[arg(long, value_name = "PATH")]
+    pub model: PathBuf,
+    /// The text: .txt or .md; or .jsonl with text, prompt and completion, instruction and output, or messages on each line
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    pub data: Vec<PathBuf>,
+    /// Tokens of a window
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..1 << 30))]
+    pub seq: u64,
+    /// Tokens from one window to the next; a token counts in the first window that has it, so most see --seq minus --stride tokens
+    /// before them [default: windows do not overlap]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1 << 30))]
+    pub stride: Option<u64>,
+    /// Windows in memory at one time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..1 << 30))]
+    pub batch: u64,
+    /// Rows whose logits exist at one time
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..1 << 30))]
+    pub loss_chunk: u64,
+    /// What becomes of a sample that is longer than a window: split or drop
+    #[arg(long, value_name = "NAME", default_value = "split", value_parser = <Long as Written>::read)]
+    pub long: Long,
+    /// Skip and count lines that cannot be used, instead of ending with an error
+    #[arg(long)]
+    pub skip_bad_lines: bool,
+    /// Print one JSON object to stdout and all else to stderr
+    #[arg(long)]
+    pub json: bool,
+    /// The machine.
+    #[command(flatten)]
+    pub machine: Machine,
+}
+
+/// Flags of `generate`.
+#[derive(Args, Debug)]
+pub struct GenerateArgs {
+    /// The model: a Hugging Face folder, a .safetensors file in one, or a .gguf file
+    #[arg(long, value_name = "PATH")]
+    pub model: PathBuf,
+    /// Go on from this text as it is
+    #[arg(long, value_name = "TEXT", required_unless_present = "chat", conflicts_with = "chat")]
+    pub prompt: Option<String>,
+    /// Answer this message, in the model's chat template
+    #[arg(long, value_name = "TEXT")]
+    pub chat: Option<String>,
+    /// What the model is told before the message
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+    /// Most tokens to generate
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
+    pub max_tokens: u32,
+    /// What logits are divided by; 0 always takes the likeliest token
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, value_parser = temperature)]
+    pub temperature: f64,
+    /// Only this many of the likeliest tokens; 0 takes all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub top_k: u32,
+    /// Only the likeliest tokens that together reach this probability
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, value_parser = probability)]
+    pub top_p: f64,
+    /// Decides every draw
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Print one JSON object to stdout and all else to stderr
+    #[arg(long)]
+    pub json: bool,
+    /// The machine.
+    #[command(flatten)]
+    pub machine: Machine,
+}
+
+/// Flags of `inspect`.
+#[derive(Args, Debug)]
+pub struct InspectArgs {
+    /// A Hugging Face folder, a .safetensors file or index, or a .gguf file
+    #[arg(value_name = "PATH")]
+    pub model: PathBuf,
+    /// List every tensor
+    #[arg(long)]
+    pub tensors: bool,
+    /// Print one JSON object, every tensor included
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn temperature(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|value| (0.0..=1e6).contains(value));
+    value.ok_or_else(|| "expected a number of at least 0, such as 0.7".to_owned())
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|value| *value > 0.0 && *value <= 1.0);
+    value.ok_or_else(|| "expected a number above 0 and at most 1, such as 0.9".to_owned())
 }

@@ -40,18 +40,65 @@ pub fn to_stdout(text: &str) -> io::Result<()> {
     }
 }
 
+/// Progress of a long read: a bar on a terminal, nothing elsewhere.
+pub struct Transfer {
+    bar: Option<ProgressBar>,
+}
+
+impl Transfer {
+    /// Of `total` bytes, if they are known.
+    pub fn new(what: &str, total: u64) -> Self {
+        let target = ProgressDrawTarget::stderr_with_hz(5);
+        let bar = (!target.is_hidden()).then(|| {
+            let bar = ProgressBar::with_draw_target(Some(total), target);
+            // The template is a constant that parses.
+            if let Ok(style) =
+                ProgressStyle::with_template("{msg}  {bar:24} {binary_bytes}/{binary_total_bytes}  {eta} left")
+            {
+                bar.set_style(style);
+            }
+            bar.set_message(what.to_owned());
+            bar
+        });
+        Self { bar }
+    }
+
+    /// That many more bytes.
+    pub fn add(&self, bytes: u64) {
+        if let Some(bar) = &self.bar {
+            bar.inc(bytes);
+        }
+    }
+
+    /// That many bytes of so many.
+    pub fn set(&self, bytes: u64, total: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_length(total);
+            bar.set_position(bytes);
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 /// Progress of a run: a bar on a terminal, now and then a line elsewhere.
 pub struct Progress {
     bar: Option<ProgressBar>,
     steps: u64,
     tokens_per_step: u64,
     started: std::time::Instant,
+    done: u64,
     next_line: u64,
 }
 
 impl Progress {
-    /// For a run of `steps`.
-    pub fn new(steps: u64, tokens_per_step: u64) -> Self {
+    /// For a run of `steps`, of which some are done.
+    pub fn new(done: u64, steps: u64, tokens_per_step: u64) -> Self {
         let target = ProgressDrawTarget::stderr_with_hz(5);
         // Hidden where stderr is no terminal or one that cannot move its cursor (TERM=dumb).
         let bar = (!target.is_hidden()).then(|| {
@@ -67,13 +114,15 @@ impl Progress {
             steps,
             tokens_per_step,
             started: std::time::Instant::now(),
-            next_line: 1,
+            done,
+            next_line: done + 1,
         }
     }
 
     /// Shows a step.
     pub fn step(&mut self, report: &StepReport) {
-        let rate = (report.step * self.tokens_per_step) as f64 / self.started.elapsed().as_secs_f64().max(1e-9);
+        let rate =
+            ((report.step - self.done) * self.tokens_per_step) as f64 / self.started.elapsed().as_secs_f64().max(1e-9);
         let mut message = format!("loss {:.4}", report.loss);
         if let Some(loss) = report.eval_loss {
             message.push_str(&format!("  eval {loss:.4}"));

@@ -2,13 +2,19 @@
 
 use std::path::PathBuf;
 
-use tightfit_exec::SessionError;
 use tightfit_exec::checkpoint::SaveError;
+use tightfit_exec::load::LoadError;
+use tightfit_exec::{RunError, SessionError};
 use tightfit_plan::file::FileError;
 use tightfit_plan::{Infeasible, PlanError};
+use tightfit_text::TokenizerError;
 
+use crate::checkpoints::StateError;
+use crate::data::PrepareError;
 use crate::job::JobError;
 use crate::memory::{MemoryError, format_bytes};
+use crate::pretrained::PretrainedError;
+use crate::resume::ResumeError;
 use crate::settings::SettingsError;
 use crate::train::TrainError;
 
@@ -55,7 +61,10 @@ pub enum Failure {
     #[error(transparent)]
     Save(#[from] SaveError),
     /// An output folder with trained weights in it.
-    #[error("{} holds the result of another run: choose another --out, or pass --overwrite to remove it", dir.display())]
+    #[error(
+        "{0} holds the result of another run: choose another --out, go on with it by --resume {0}, or pass --overwrite to replace it",
+        dir.display()
+    )]
     Occupied {
         /// The folder.
         dir: PathBuf,
@@ -81,6 +90,39 @@ pub enum Failure {
         /// Bytes that the file system has left.
         free: u64,
     },
+    /// A model that cannot be used.
+    #[error(transparent)]
+    Pretrained(#[from] PretrainedError),
+    /// A tokenizer whose files cannot be passed on.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// Data that cannot be used.
+    #[error(transparent)]
+    Data(#[from] PrepareError),
+    /// A run that cannot be resumed.
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
+    /// The tensors of a file.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A checkpoint that cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] StateError),
+    /// A loss that is no number.
+    #[error("the loss is {loss}: the model's weights are damaged, or they were trained until they diverged")]
+    Loss {
+        /// What it is.
+        loss: f64,
+    },
+    /// Nothing to go on from.
+    #[error("the prompt has no token: pass some text to --prompt, or a message to --chat")]
+    EmptyPrompt,
+    /// A message for a model without a chat template.
+    #[error("{} has no chat template: pass the text to go on from to --prompt", model.display())]
+    NoTemplate {
+        /// The model.
+        model: PathBuf,
+    },
     /// The signal handler cannot be set.
     #[error("cannot watch for Ctrl-C: {0}")]
     Signal(std::io::Error),
@@ -97,11 +139,28 @@ impl Failure {
     /// See `tightfit --help`.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Failure::Settings(_) | Failure::Job(JobError::Model(_)) | Failure::Occupied { .. } => 2,
+            Failure::Settings(_)
+            | Failure::EmptyPrompt
+            | Failure::NoTemplate { .. }
+            | Failure::Resume(ResumeError::Flag { .. })
+            | Failure::Job(JobError::Model(_))
+            | Failure::Occupied { .. } => 2,
             Failure::Infeasible(_) | Failure::Job(JobError::Plan(PlanError::TooLarge | PlanError::Place { .. })) => 3,
-            Failure::PlanFile { .. } => 4,
+            Failure::PlanFile { .. }
+            | Failure::Pretrained(_)
+            | Failure::Tokenizer(_)
+            | Failure::Data(_)
+            | Failure::Resume(ResumeError::NoRun { .. } | ResumeError::State(_) | ResumeError::Settings(_))
+            | Failure::Load(_)
+            | Failure::Checkpoint(_) => 4,
             _ => 1,
         }
+    }
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Self {
+        Failure::Train(TrainError::Run(error))
     }
 }
 

@@ -9,6 +9,7 @@ use tightfit_plan::file::PlanFile;
 use crate::failure::Failure;
 use crate::input::read_text;
 use crate::job::{Job, JobError};
+use crate::pretrained::Pretrained;
 use crate::settings::{Request, Settings};
 
 /// Most bytes of a plan file; 1024 layers take a fortieth of it.
@@ -51,9 +52,9 @@ impl Followed {
     ///
     /// # Errors
     /// The plan is not one of this job, or not legal.
-    pub fn job(&self, settings: Settings) -> Result<Job, Failure> {
-        let here = serde_json::to_value(&settings).unwrap_or_default();
-        Job::with_plan_file(settings, &self.json).map_err(|error| match error {
+    pub fn job(&self, settings: Settings, pretrained: Option<&Pretrained>) -> Result<Job, Failure> {
+        let here = settings.to_json();
+        Job::with_plan_file(settings, pretrained, &self.json).map_err(|error| match error {
             JobError::File(error) => bad(&self.path, error.into(), differences(&self.settings, &here)),
             other => other.into(),
         })

@@ -1,14 +1,16 @@
 //! From settings to a plan.
 
 use tightfit_cpu::CpuTarget;
-use tightfit_ir::{Forward, Graph, Program, Routine, Step};
-use tightfit_model::ModelError;
+use tightfit_exec::load;
+use tightfit_ir::{Forward, Graph, Routine, Step};
+use tightfit_model::{DecoderConfig, ModelError};
 use tightfit_pass::{AdamWConfig, EVALUATE, PassError, accumulate, adamw, autodiff, no_grad};
 use tightfit_plan::file::{FileError, PlanFile};
 use tightfit_plan::place::Effort;
 use tightfit_plan::plan::Layout;
 use tightfit_plan::{Plan, PlanError, plan, schedule};
 
+use crate::pretrained::Pretrained;
 use crate::settings::Settings;
 
 /// Why there is no plan for a job.
@@ -31,32 +33,41 @@ pub enum JobError {
 /// The routine that writes a checkpoint.
 pub const SAVE: &str = "save";
 
-/// A job: its settings and the plan they make.
+/// A job: its settings, its model, and the plan they make.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// Everything the user decided, and every default.
     pub settings: Settings,
+    /// What is trained.
+    pub model: DecoderConfig,
     /// Every byte of it.
     pub plan: Plan,
 }
 
 impl Job {
-    /// Plans the job.
+    /// Plans the job, of a model that is given or of a fresh one.
     ///
     /// # Errors
-    /// Settings that no model can have, or sizes that cannot be addressed.
-    pub fn plan(settings: Settings) -> Result<Self, JobError> {
-        let plan = plan_for_cpu(step(&settings)?, settings.threads)?;
-        Ok(Self { settings, plan })
+    /// Settings that no model can have, files that do not fit the model, or sizes that cannot be addressed.
+    pub fn plan(settings: Settings, pretrained: Option<&Pretrained>) -> Result<Self, JobError> {
+        let (model, step) = step(&settings, pretrained)?;
+        let plan = plan_for_cpu(step, settings.threads)?;
+        Ok(Self { settings, model, plan })
     }
 
     /// The job with the orders and offsets of a plan file.
     ///
     /// # Errors
     /// The file is not a plan, or one of another job.
-    pub fn with_plan_file(settings: Settings, json: &str) -> Result<Self, JobError> {
-        let plan = PlanFile::parse(json)?.rebuild(step(&settings)?, &CpuTarget::new(settings.threads))?;
-        Ok(Self { settings, plan })
+    pub fn with_plan_file(settings: Settings, pretrained: Option<&Pretrained>, json: &str) -> Result<Self, JobError> {
+        let (model, step) = step(&settings, pretrained)?;
+        let plan = PlanFile::parse(json)?.rebuild(step, &CpuTarget::new(settings.threads))?;
+        Ok(Self { settings, model, plan })
+    }
+
+    /// The model's `config.json`.
+    pub fn config_json(&self) -> String {
+        format!("{:#}\n", self.model.to_hf())
     }
 
     /// The plan as a file's content. The budget is no part of it: a plan is held against whatever budget the run that follows it
@@ -65,7 +76,7 @@ impl Job {
     /// # Errors
     /// Never for a plan of this program; JSON can refuse some values.
     pub fn plan_file(&self) -> Result<String, FileError> {
-        let mut settings = serde_json::to_value(&self.settings)?;
+        let mut settings = self.settings.to_json();
         if let Some(settings) = settings.as_object_mut() {
             settings.shift_remove("budget");
         }
@@ -73,21 +84,18 @@ impl Job {
     }
 }
 
-/// The step of a job: training, evaluation on batches of the micro-batch's shape, and saving.
-fn step(settings: &Settings) -> Result<Step, JobError> {
-    let forward = settings.model().loss(settings.micro_batch_shape())?;
+/// The model and the step of a job: reading the weights of a given model, training, evaluation on batches of the micro-batch's
+/// shape, and saving.
+fn step(settings: &Settings, pretrained: Option<&Pretrained>) -> Result<(DecoderConfig, Step), JobError> {
+    let model = pretrained.map_or_else(|| settings.fresh_model(), |pretrained| pretrained.config.clone());
+    let forward = model.loss(settings.micro_batch_shape())?;
+    let load = pretrained.map(|pretrained| load::routine(&pretrained.fills()));
     let evaluation = forward.clone();
     let mut step = training_step(forward, &settings.adamw(), settings.micro_batches(), Some(evaluation))?;
     // Saving streams persistent tensors from where they lie: it keeps them alive and needs nothing else.
-    step.routines.push(Routine {
-        name: SAVE.to_owned(),
-        programs: vec![Program {
-            name: SAVE.to_owned(),
-            repeat: 1,
-            graph: Graph::new(),
-        }],
-    });
-    Ok(step)
+    step.routines.push(Routine::of(SAVE, Graph::new()));
+    step.routines.extend(load);
+    Ok((model, step))
 }
 
 /// A model's training step: gradients over `micro_batches`, AdamW, and a routine `evaluate` if a model for it is given.
@@ -104,14 +112,7 @@ pub fn training_step(
     let step = accumulate(step, micro_batches)?;
     let mut step = adamw(step, optimizer)?;
     if let Some(evaluation) = evaluation {
-        step.routines.push(Routine {
-            name: EVALUATE.to_owned(),
-            programs: vec![Program {
-                name: EVALUATE.to_owned(),
-                repeat: 1,
-                graph: no_grad(evaluation)?.graph,
-            }],
-        });
+        step.routines.push(Routine::of(EVALUATE, no_grad(evaluation)?.graph));
     }
     Ok(step)
 }

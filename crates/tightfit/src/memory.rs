@@ -124,6 +124,18 @@ pub fn process_resident_bytes() -> Result<u64, MemoryError> {
     read_kib_field("/proc/self/status", "VmRSS")
 }
 
+/// Gives what is free of the heap back to the system and forgets the peak so far, after a phase that is over for good (tokenising).
+/// Where the system does neither, later figures are larger than they need be.
+pub fn end_of_phase() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: `malloc_trim` may be called at any time.
+    unsafe {
+        libc::malloc_trim(0)
+    };
+    // "5" sets VmHWM to VmRSS; see proc_pid_clear_refs(5).
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+}
+
 /// Bytes of mapped files (the program and its libraries) that are not resident yet: what reading them may still add.
 ///
 /// # Errors

@@ -2,9 +2,11 @@
 
 use std::fmt::Write;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
 use tightfit_plan::Summary;
 
+use crate::data::{DataReport, Text};
 use crate::job::Job;
 use crate::memory::format_bytes;
 use crate::settings::Settings;
@@ -50,17 +52,26 @@ pub struct Report {
     pub loss_last: Option<f64>,
     /// Loss on held-out text after the last step.
     pub eval_loss: Option<f64>,
-    /// The text's entropy: no model's expected loss is lower.
-    pub entropy_floor: f64,
+    /// Entropy of the generated text: no model's expected loss is lower.
+    pub entropy_floor: Option<f64>,
+    /// What was found in the data files.
+    pub data: Option<DataReport>,
     /// The plan in detail.
     pub plan: Summary,
+    /// The model, as `config.json` has it.
+    pub model: Value,
     /// Every setting.
+    #[serde(serialize_with = "settings_json")]
     pub settings: Settings,
+}
+
+fn settings_json<S: Serializer>(settings: &Settings, serializer: S) -> Result<S::Ok, S::Error> {
+    settings.to_json().serialize(serializer)
 }
 
 impl Report {
     /// What is known before a run.
-    pub fn planned(job: &Job, reserve_bytes: u64, entropy_floor: f64) -> Self {
+    pub fn planned(job: &Job, reserve_bytes: u64) -> Self {
         let plan = job.plan.summary();
         Self {
             schema_version: SCHEMA_VERSION,
@@ -72,7 +83,7 @@ impl Report {
             reserve_bytes,
             process_peak_bytes: None,
             budget_bytes: job.settings.budget.0,
-            parameters: job.settings.model().parameters(),
+            parameters: job.model.parameters(),
             steps: None,
             tokens_per_step: job.settings.batch.saturating_mul(job.settings.seq),
             seconds_per_step: None,
@@ -80,10 +91,20 @@ impl Report {
             loss_first: None,
             loss_last: None,
             eval_loss: None,
-            entropy_floor,
+            entropy_floor: None,
+            data: None,
             plan,
+            model: job.model.to_hf(),
             settings: job.settings.clone(),
         }
+    }
+
+    /// With what is known once the data is there.
+    pub fn prepared(&mut self, job: &Job, text: &Text, reserve_bytes: u64) {
+        self.reserve_bytes = reserve_bytes;
+        self.settings = job.settings.clone();
+        self.entropy_floor = text.entropy();
+        self.data = text.report();
     }
 
     /// With what a run came to.
@@ -112,9 +133,9 @@ impl Report {
         line(format!(
             "model    {:.2} M parameters: {} layers, hidden {}, vocabulary {}",
             self.parameters as f64 / 1e6,
-            settings.num_hidden_layers,
-            settings.hidden_size,
-            settings.vocab_size
+            self.model["num_hidden_layers"],
+            self.model["hidden_size"],
+            self.model["vocab_size"]
         ));
         let micro = match settings.micro_batches() {
             1 => String::new(),
@@ -126,6 +147,9 @@ impl Report {
             settings.seq,
             self.plan.flops as f64 / 1e9
         ));
+        if let Some(data) = &self.data {
+            line(format!("data     {data}"));
+        }
         line(format!("arena    {:>11}", format_bytes(self.planned_peak_bytes)));
         for (role, bytes) in &self.plan.peak.by_role {
             line(format!("         {:>11}  {role}", format_bytes(*bytes)));
@@ -171,16 +195,19 @@ impl Report {
             let _ = text.write_fmt(words);
             text.push('\n');
         };
-        line(format_args!(
-            "loss     {first:.4} → {last:.4}, entropy of the text {:.4} nats/token",
-            self.entropy_floor
-        ));
-        if let Some(eval) = self.eval_loss {
-            let closed = (first - eval) / (first - self.entropy_floor);
-            line(format_args!(
+        match self.entropy_floor {
+            Some(floor) => line(format_args!(
+                "loss     {first:.4} → {last:.4}, entropy of the text {floor:.4} nats/token"
+            )),
+            None => line(format_args!("loss     {first:.4} → {last:.4}")),
+        }
+        match (self.eval_loss, self.entropy_floor) {
+            (Some(eval), Some(floor)) => line(format_args!(
                 "held out {eval:.4}: {:.1} % of the gap to the entropy closed",
-                100.0 * closed
-            ));
+                100.0 * (first - eval) / (first - floor)
+            )),
+            (Some(eval), None) => line(format_args!("held out {eval:.4}: perplexity {:.2}", eval.exp())),
+            (None, _) => {}
         }
         line(format_args!(
             "speed    {seconds:.3} s/step, {:.0} tokens/s",

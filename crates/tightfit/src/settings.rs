@@ -3,21 +3,22 @@
 //! A [`Request`] is flags or a TOML file, everything optional; [`Settings`] has every value filled in. Settings print as a TOML
 //! file that is a valid request.
 
+mod check;
 mod value;
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use tightfit_model::llama::BatchShape;
-use tightfit_model::{LlamaConfig, ModelError};
+use tightfit_model::{BatchShape, DecoderConfig, ModelError};
 use tightfit_pass::AdamWConfig;
 
 use crate::input::read_text;
 use crate::lr::{self, Decay};
 
-use value::Written;
-pub use value::{Bytes, ClipNorm};
+use check::MAX_THREADS;
+pub use tightfit_text::data::Long;
+pub use value::{Bytes, ClipNorm, Written};
 
 /// Declares every setting once: its heading in the help, how the file and the flag spell it, its type, default and help.
 macro_rules! settings {
@@ -40,6 +41,17 @@ macro_rules! settings {
                 )]
                 pub $name: Option<$ty>,
             )+)+
+            /// Start from this model: a Hugging Face folder, a .safetensors file in one, or a .gguf file [default: fresh weights of
+            /// the sizes below, on generated text]
+            #[arg(long, value_name = "PATH", help_heading = "Model")]
+            pub model: Option<PathBuf>,
+            /// Train on these files: .txt or .md as text; .jsonl with text, prompt and completion, instruction and output, or
+            /// messages on each line
+            #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Data")]
+            pub data: Option<Vec<PathBuf>>,
+            /// Passes over the training rows, instead of --steps
+            #[arg(long, allow_negative_numbers = true, value_name = "X", value_parser = f64::read, help_heading = "Training", conflicts_with = "steps")]
+            pub epochs: Option<f64>,
             /// Sequences in memory at one time; divides the batch [default: all]
             #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = u64::read, help_heading = "Memory and machine")]
             pub micro_batch: Option<u64>,
@@ -53,9 +65,26 @@ macro_rules! settings {
         }
 
         impl Request {
+            /// Names of the settings that are given.
+            pub fn given(&self) -> impl Iterator<Item = &'static str> {
+                let settings = [
+                    ("model", self.model.is_some()),
+                    ("data", self.data.is_some()),
+                    ("epochs", self.epochs.is_some()),
+                    $($((stringify!($name), self.$name.is_some()),)+)+
+                    ("micro_batch", self.micro_batch.is_some()),
+                    ("budget", self.budget.is_some()),
+                    ("threads", self.threads.is_some()),
+                ];
+                settings.into_iter().filter(|(_, given)| *given).map(|(name, _)| name)
+            }
+
             /// These settings, and `other`'s where these have none.
             pub fn or(self, other: Self) -> Self {
                 Self {
+                    model: self.model.or(other.model),
+                    data: self.data.or(other.data),
+                    epochs: if self.steps.is_some() { None } else { self.epochs.or(other.epochs) },
                     $($($name: self.$name.or(other.$name),)+)+
                     micro_batch: self.micro_batch.or(other.micro_batch),
                     budget: self.budget.or(other.budget),
@@ -67,6 +96,15 @@ macro_rules! settings {
         /// Every setting of a job, defaults filled in.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         pub struct Settings {
+            /// The model to start from.
+            #[serde(skip_serializing_if = "Option::is_none")]
+            pub model: Option<PathBuf>,
+            /// The files to train on.
+            #[serde(skip_serializing_if = "Vec::is_empty")]
+            pub data: Vec<PathBuf>,
+            /// Passes over the training rows; decides the steps once those are counted.
+            #[serde(skip_serializing_if = "Option::is_none")]
+            pub epochs: Option<f64>,
             $($($(#[doc = $doc])+ pub $name: $ty,)+)+
             /// Sequences in memory at one time; divides the batch.
             pub micro_batch: u64,
@@ -76,10 +114,16 @@ macro_rules! settings {
             pub threads: usize,
         }
 
+        /// Every setting that has one default, with its heading.
+        const HEADINGS: &[(&str, &str)] = &[$($(($heading, stringify!($name)),)+)+];
+
         impl Settings {
             /// Fills in every default that is the same for every job and machine.
             fn fill(request: Request, machine: Machine) -> Self {
                 let mut settings = Self {
+                    model: request.model,
+                    data: request.data.unwrap_or_default(),
+                    epochs: request.epochs,
                     $($($name: request.$name.unwrap_or($default),)+)+
                     micro_batch: 0,
                     budget: request.budget.unwrap_or(machine.budget),
@@ -91,6 +135,17 @@ macro_rules! settings {
         }
     };
 }
+
+/// The settings that a given model has of its own.
+fn sizes() -> impl Iterator<Item = &'static str> {
+    HEADINGS
+        .iter()
+        .filter(|(heading, _)| *heading == ARCHITECTURE)
+        .map(|(_, name)| *name)
+}
+
+/// Their heading.
+const ARCHITECTURE: &str = "Sizes of a fresh model";
 
 /// Defaults that differ from machine to machine.
 struct Machine {
@@ -109,7 +164,7 @@ fn help<T: Serialize>(words: &str, default: &T) -> String {
 }
 
 settings! {
-    "Model" {
+    "Sizes of a fresh model" {
         /// Rows of the embedding; the built-in text has 256 tokens
         #[arg(value_name = "N")]
         vocab_size: u64 = 256;
@@ -141,17 +196,28 @@ settings! {
         #[arg(value_name = "X")]
         initializer_range: f64 = 0.02;
     }
+    "Data" {
+        /// What becomes of a sample that is longer than a row: split or drop
+        #[arg(value_name = "NAME")]
+        long: Long = Long::Split;
+        /// Skip and count lines that cannot be used, instead of ending with an error
+        #[arg(value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+        skip_bad_lines: bool = false;
+        /// Part of the samples that is held out for evaluation
+        #[arg(value_name = "X")]
+        eval_fraction: f64 = 0.05;
+    }
     "Training" {
         /// Sequences of each step
         #[arg(value_name = "N")]
         batch: u64 = 4;
-        /// Tokens of each sequence
+        /// Tokens of each sequence; 512 with --model
         #[arg(value_name = "N")]
         seq: u64 = 256;
         /// Optimizer steps
         #[arg(value_name = "N")]
         steps: u64 = 250;
-        /// Highest learning rate
+        /// Highest learning rate; 5e-5 with --model
         #[arg(value_name = "X")]
         lr: f64 = 3e-3;
         /// Steps over which the learning rate rises
@@ -178,7 +244,7 @@ settings! {
         /// Largest global norm of the gradients, or `none`
         #[arg(value_name = "N|none")]
         clip_norm: ClipNorm = ClipNorm(Some(1.0));
-        /// Steps between evaluations; 0 evaluates only at the end
+        /// Steps between evaluations; 0 evaluates only at the end and where a checkpoint is saved
         #[arg(value_name = "N")]
         eval_every: u64 = 0;
         /// Batches of held-out text in an evaluation
@@ -187,6 +253,14 @@ settings! {
         /// Decides the weights, the text and its order
         #[arg(value_name = "N")]
         seed: u64 = 1;
+    }
+    "Checkpoints" {
+        /// Steps between checkpoints in the --out folder; 0 saves only at the end
+        #[arg(value_name = "N")]
+        save_every: u64 = 500;
+        /// Checkpoints that stay, the newest ones; the one of the lowest loss on held-out text stays in any case
+        #[arg(value_name = "N")]
+        keep: u64 = 2;
     }
     "Memory and machine" {
         /// Rows whose logits exist at one time
@@ -217,6 +291,21 @@ pub enum SettingsError {
     /// A model that cannot be.
     #[error(transparent)]
     Model(ModelError),
+    /// A model and nothing to train it on.
+    #[error("--model needs --data: the files to train on, such as --data corpus.txt")]
+    NoData,
+    /// Text and no tokenizer to read it with.
+    #[error("--data needs --model: the model to start from, whose tokenizer reads the text")]
+    NoModel,
+    /// Generated text has no end.
+    #[error("--epochs needs --data: generated text has no end; say --steps")]
+    EndlessText,
+    /// A size of a model that has its own.
+    #[error("--{} is a size of fresh models: --model has its own", field.replace('_', "-"))]
+    Architecture {
+        /// The setting.
+        field: &'static str,
+    },
     /// A value out of range.
     #[error("--{} is {value}: {message}", field.replace('_', "-"))]
     Value {
@@ -229,22 +318,10 @@ pub enum SettingsError {
     },
 }
 
-fn invalid(field: &'static str, value: impl ToString, message: impl Into<String>) -> SettingsError {
-    SettingsError::Value {
-        field,
-        value: value.to_string(),
-        message: message.into(),
-    }
-}
-
-/// Most threads that a pool is given: more are a mistake.
-const MAX_THREADS: usize = 1024;
-/// Most steps, batches and the like: they are counted in `f32` on the way to the optimizer, exactly up to here.
-const MAX_STEPS: u64 = 1 << 24;
-/// Most tokens of a step, and bound of whatever counts them: rows are indexed with an `i32`.
-const MAX_TOKENS: u64 = i32::MAX as u64;
-/// TOML's integers end here.
-const MAX_INTEGER: u64 = i64::MAX as u64;
+/// Tokens of a sequence when a given model is trained.
+const FINE_TUNING_SEQ: u64 = 512;
+/// The highest learning rate when a given model is trained: it has learnt most of what it will know.
+const FINE_TUNING_LR: f64 = 5e-5;
 /// Most bytes of a settings file: more are a mistake.
 const MAX_FILE: u64 = 1 << 20;
 
@@ -268,7 +345,18 @@ impl Request {
     ///
     /// # Errors
     /// A value out of range, by its name.
-    pub fn resolve(self, budget: u64) -> Result<Settings, SettingsError> {
+    pub fn resolve(mut self, budget: u64) -> Result<Settings, SettingsError> {
+        self.check_source()?;
+        for path in self.model.iter_mut().chain(self.data.iter_mut().flatten()) {
+            // The settings are kept beside the run and may be read from another folder.
+            if let Ok(absolute) = std::path::absolute(&*path) {
+                *path = absolute;
+            }
+        }
+        if self.model.is_some() {
+            self.seq.get_or_insert(FINE_TUNING_SEQ);
+            self.lr.get_or_insert(FINE_TUNING_LR);
+        }
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let machine = Machine {
             budget: Bytes(budget),
@@ -281,107 +369,44 @@ impl Request {
 }
 
 impl Settings {
-    fn check(&self) -> Result<(), SettingsError> {
-        self.check_counts()?;
-        self.check_numbers()?;
-        self.model().check().map_err(|error| match error {
-            ModelError::Config {
-                field: "head_dim",
-                value,
-                message,
-            } => {
-                let heads = self.num_attention_heads;
-                let message = format!("makes {heads} heads of {value}, and a head's size {message}");
-                invalid("hidden_size", self.hidden_size, message)
-            }
-            ModelError::Config { field, value, message } => SettingsError::Value { field, value, message },
-            other => SettingsError::Model(other),
-        })
-    }
-
-    fn check_counts(&self) -> Result<(), SettingsError> {
-        for (field, value, least, most) in [
-            ("threads", self.threads as u64, 1, MAX_THREADS as u64),
-            ("batch", self.batch, 1, MAX_TOKENS),
-            ("micro_batch", self.micro_batch, 1, self.batch),
-            ("seq", self.seq, 1, MAX_TOKENS),
-            ("loss_chunk", self.loss_chunk, 1, MAX_TOKENS),
-            ("steps", self.steps, 1, MAX_STEPS),
-            ("warmup_steps", self.warmup_steps, 0, MAX_STEPS),
-            ("eval_every", self.eval_every, 0, MAX_STEPS),
-            ("eval_batches", self.eval_batches, 1, MAX_STEPS),
-            ("seed", self.seed, 0, MAX_INTEGER),
-        ] {
-            if value < least || value > most {
-                return Err(invalid(field, value, format!("must be between {least} and {most}")));
-            }
-        }
-        if self.vocab_size < crate::data::VOCAB_SIZE {
-            let message = format!("the built-in text has {} tokens", crate::data::VOCAB_SIZE);
-            return Err(invalid("vocab_size", self.vocab_size, message));
-        }
-        if !self.batch.is_multiple_of(self.micro_batch) {
-            let message = format!("must divide the batch of {}", self.batch);
-            return Err(invalid("micro_batch", self.micro_batch, message));
-        }
-        if self.batch / self.micro_batch > MAX_STEPS {
-            let message = format!("must leave at most {MAX_STEPS} micro-batches");
-            return Err(invalid("micro_batch", self.micro_batch, message));
-        }
-        if self.micro_batch.saturating_mul(self.seq) > MAX_TOKENS {
-            let message = format!(
-                "must leave at most {MAX_TOKENS} tokens in memory; a micro-batch has {} sequences",
-                self.micro_batch
-            );
-            return Err(invalid("seq", self.seq, message));
-        }
-        Ok(())
-    }
-
-    fn check_numbers(&self) -> Result<(), SettingsError> {
-        // Kernels compute in `f32`: what is larger is infinite there, and what is smaller is zero.
-        let (least, most) = (f64::from(f32::MIN_POSITIVE), f64::from(f32::MAX));
-        for (field, value, least, most) in [
-            ("lr", self.lr, 0.0, most),
-            ("min_lr_ratio", self.min_lr_ratio, 0.0, 1.0),
-            ("weight_decay", self.weight_decay, 0.0, most),
-            ("adam_eps", self.adam_eps, least, most),
-            ("clip_norm", self.clip_norm.0.unwrap_or(1.0), least, most),
-        ] {
-            if !(least..=most).contains(&value) {
-                let or_none = if field == "clip_norm" { ", or `none`" } else { "" };
-                let message = format!("must be between {least:?} and {most:?}{or_none}");
-                return Err(invalid(field, format!("{value:?}"), message));
-            }
-        }
-        for (field, value) in [("beta1", self.beta1), ("beta2", self.beta2)] {
-            if !(0.0..1.0).contains(&value) {
-                return Err(invalid(field, format!("{value:?}"), "must be at least 0 and below 1"));
-            }
-        }
-        Ok(())
-    }
-
     /// The settings as a TOML file that makes the same job.
     pub fn to_toml(&self) -> String {
-        // Every field is a number that `check` has bounded, a bool or a short string, which TOML can hold.
-        toml::to_string(self).unwrap_or_default()
+        // Every field is a number that `check` has bounded, a bool or a string, which TOML can hold.
+        let mut settings = toml::Table::try_from(self).unwrap_or_default();
+        self.own_sizes().for_each(|name| drop(settings.remove(name)));
+        toml::to_string(&settings).unwrap_or_default()
     }
 
-    /// The model's sizes.
-    pub fn model(&self) -> LlamaConfig {
-        LlamaConfig {
+    /// The settings as JSON that makes the same job.
+    pub fn to_json(&self) -> serde_json::Value {
+        // As above.
+        let mut settings = serde_json::to_value(self).unwrap_or_default();
+        if let Some(settings) = settings.as_object_mut() {
+            self.own_sizes().for_each(|name| drop(settings.shift_remove(name)));
+        }
+        settings
+    }
+
+    /// Settings that mean nothing, as the model that is given has them of its own.
+    fn own_sizes(&self) -> impl Iterator<Item = &'static str> {
+        sizes().filter(|_| self.model.is_some())
+    }
+
+    /// The model of fresh weights; means nothing where a model is given.
+    pub fn fresh_model(&self) -> DecoderConfig {
+        DecoderConfig {
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
             intermediate_size: self.intermediate_size,
             num_hidden_layers: self.num_hidden_layers,
             num_attention_heads: self.num_attention_heads,
             num_key_value_heads: self.num_key_value_heads,
-            head_dim: None,
+            max_position_embeddings: self.seq,
             rms_norm_eps: self.rms_norm_eps,
             rope_theta: self.rope_theta,
             tie_word_embeddings: self.tie_word_embeddings,
             initializer_range: self.initializer_range,
+            ..DecoderConfig::default()
         }
     }
 
@@ -392,6 +417,19 @@ impl Settings {
             seq: self.seq,
             loss_chunk: self.loss_chunk,
         }
+    }
+
+    /// Turns `epochs` into steps, where they were asked for. `per_epoch`: micro-batches that hold every row once, if the text ends.
+    ///
+    /// # Errors
+    /// More steps than can be counted.
+    pub fn resolve_epochs(&mut self, per_epoch: Option<u64>) -> Result<(), SettingsError> {
+        let (Some(epochs), Some(per_epoch)) = (self.epochs.take(), per_epoch) else {
+            return Ok(());
+        };
+        // A number too large saturates, and is refused.
+        self.steps = (epochs * per_epoch as f64 / f64::from(self.micro_batches())).ceil() as u64;
+        self.check()
     }
 
     /// Micro-batches of each step.

@@ -78,7 +78,7 @@ impl Stop {
                     say("stopping once this step is done (again to stop at once, without saving)");
                 }
                 Some(at) if at.elapsed() < ONE_REQUEST => {}
-                Some(_) => end("stopped at once: this run was not saved"),
+                Some(_) => end("stopped at once: nothing was saved after the last checkpoint"),
             }
         }
     }

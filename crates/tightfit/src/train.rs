@@ -6,7 +6,7 @@ use std::time::Instant;
 use tightfit_exec::{Driver, Feed, Results, RunError, Session};
 use tightfit_pass::{EVALUATE, MICRO_STEP, TRAIN, UPDATE};
 
-use crate::data::{BatchBuffers, BatchError, Batches, Split};
+use crate::data::{BatchBuffers, Split, Text, TextError};
 use crate::settings::Settings;
 
 /// Why training stopped before its last step.
@@ -14,13 +14,13 @@ use crate::settings::Settings;
 pub enum TrainError {
     /// A batch that cannot be made.
     #[error(transparent)]
-    Batch(#[from] BatchError),
+    Text(#[from] TextError),
     /// A program that is not what the loop expects.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// A loss or the gradients' norm is infinite or not a number. The update has run, so the weights are lost.
+    /// A loss or the gradients' norm is infinite or not a number. The update has run, so the weights are lost; checkpoints are not.
     #[error(
-        "{what} is {value} at step {step}: try a lower --lr, more --warmup-steps or a smaller --clip-norm; nothing was saved"
+        "{what} is {value} at step {step}: try a lower --lr, more --warmup-steps or a smaller --clip-norm; nothing was saved after the last checkpoint"
     )]
     NotFinite {
         /// The loss, the gradients' norm or the loss on held-out text.
@@ -47,6 +47,8 @@ pub struct StepReport {
     pub seconds: f64,
     /// Loss on held-out text after the step, where the step evaluates.
     pub eval_loss: Option<f64>,
+    /// Whether a checkpoint is due.
+    pub save: bool,
 }
 
 /// What a run came to.
@@ -69,31 +71,44 @@ pub struct Outcome {
 /// Steps whose times are kept.
 pub const TIMED_STEPS: usize = 4096;
 
-/// Trains until the last step, a stop, or an error. `watch` is told of every step.
+/// A run: what it trains on, and where it begins.
+pub struct Run<'a> {
+    /// Every setting.
+    pub settings: &'a Settings,
+    /// The text.
+    pub text: &'a Text,
+    /// Steps done before, by the run that is resumed.
+    pub done: u64,
+    /// Loss of the first step, where that is done.
+    pub loss_first: Option<f64>,
+    /// Set when the user asks to stop.
+    pub stop: &'a AtomicBool,
+}
+
+/// Trains until the last step, a stop, or an error. `watch` is told of every step and says whether to go on.
 ///
 /// # Errors
 /// The loss is not finite, or the plan is not one of these settings.
 pub fn train(
     session: &mut Session,
-    settings: &Settings,
-    stop: &AtomicBool,
-    mut watch: impl FnMut(&StepReport),
+    run: &Run<'_>,
+    mut watch: impl FnMut(&Session, &StepReport) -> bool,
 ) -> Result<Outcome, TrainError> {
-    let batches = batches(settings)?;
-    let mut trainer = Trainer::new(settings, &batches);
+    let Run { settings, text, .. } = *run;
+    let mut trainer = Trainer::new(settings, text);
     let schedule = settings.schedule();
     let mut times = Times::default();
     let mut outcome = Outcome {
-        steps: 0,
+        steps: run.done,
         stopped: false,
-        loss_first: f64::NAN,
+        loss_first: run.loss_first.unwrap_or(f64::NAN),
         loss_last: f64::NAN,
         eval_loss: f64::NAN,
         seconds_per_step: f64::NAN,
     };
-    for step in 1..=settings.steps {
+    for step in run.done + 1..=settings.steps {
         let started = Instant::now();
-        trainer.start(step, schedule.lr(step - 1));
+        trainer.start(step, schedule.lr(step - 1))?;
         session.run(TRAIN, &mut trainer)?;
         let seconds = started.elapsed().as_secs_f64();
         times.push(seconds);
@@ -108,9 +123,9 @@ pub fn train(
             outcome.loss_first = loss;
         }
         let last = step == settings.steps;
-        let due = settings.eval_every > 0 && step.is_multiple_of(settings.eval_every);
-        let eval_loss = if last || due {
-            evaluate_until(session, settings, &batches, stop)?
+        let due = |every: u64| every > 0 && step.is_multiple_of(every);
+        let eval_loss = if last || due(settings.eval_every) || due(settings.save_every) {
+            evaluate_until(session, settings, text, run.stop)?
         } else {
             None
         };
@@ -118,29 +133,26 @@ pub fn train(
             check_finite("the loss on held-out text", loss, step)?;
         }
         outcome.eval_loss = eval_loss.unwrap_or(f64::NAN);
-        outcome.stopped = stop.load(Ordering::Relaxed) && !(last && eval_loss.is_some());
-        watch(&StepReport {
-            step,
-            loss,
-            grad_norm,
-            lr: schedule.lr(step - 1),
-            seconds,
-            eval_loss,
-        });
+        outcome.stopped = run.stop.load(Ordering::Relaxed) && !(last && eval_loss.is_some());
+        let go_on = watch(
+            session,
+            &StepReport {
+                step,
+                loss,
+                grad_norm,
+                lr: schedule.lr(step - 1),
+                seconds,
+                eval_loss,
+                save: last || outcome.stopped || due(settings.save_every),
+            },
+        );
+        outcome.stopped |= !go_on;
         if outcome.stopped {
             break;
         }
     }
     outcome.seconds_per_step = times.median();
     Ok(outcome)
-}
-
-/// The built-in text of a job, in micro-batches.
-///
-/// # Errors
-/// Sizes that cannot be indexed.
-pub fn batches(settings: &Settings) -> Result<Batches, BatchError> {
-    Batches::new(settings.seed, settings.micro_batch as usize, settings.seq as usize)
 }
 
 fn check_finite(what: &'static str, value: f64, step: u64) -> Result<(), TrainError> {
@@ -150,44 +162,49 @@ fn check_finite(what: &'static str, value: f64, step: u64) -> Result<(), TrainEr
     Err(TrainError::NotFinite { what, value, step })
 }
 
-/// The mean loss on held-out text: the same batches each time.
+/// The mean loss on held-out text: the same batches each time; NaN where nothing is held out.
 ///
 /// # Errors
 /// The plan has no evaluation.
-pub fn evaluate(session: &mut Session, settings: &Settings, batches: &Batches) -> Result<f64, TrainError> {
-    let loss = evaluate_until(session, settings, batches, &AtomicBool::new(false))?;
+pub fn evaluate(session: &mut Session, settings: &Settings, text: &Text) -> Result<f64, TrainError> {
+    let loss = evaluate_until(session, settings, text, &AtomicBool::new(false))?;
     Ok(loss.unwrap_or(f64::NAN))
 }
 
-/// As [`evaluate`]; `None` if it was asked to stop before the last batch.
+/// As [`evaluate`]; `None` if nothing is held out, or if it was asked to stop before the last batch.
 fn evaluate_until(
     session: &mut Session,
     settings: &Settings,
-    batches: &Batches,
+    text: &Text,
     stop: &AtomicBool,
 ) -> Result<Option<f64>, TrainError> {
-    let mut total = 0.0;
-    let micro_batches = settings.eval_batches * u64::from(settings.micro_batches());
-    for index in 0..micro_batches {
+    let asked = settings.eval_batches * u64::from(settings.micro_batches());
+    let (mut total, mut tokens) = (0.0, 0);
+    for index in 0..asked.min(text.held_out()) {
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let mut evaluation = Evaluation {
-            batches,
+            text,
             index,
+            tokens: 0,
             loss: 0.0,
         };
         session.run(EVALUATE, &mut evaluation)?;
-        total += evaluation.loss;
+        total += evaluation.loss * evaluation.tokens as f64;
+        tokens += evaluation.tokens;
     }
-    Ok(Some(total / micro_batches as f64))
+    Ok((tokens > 0).then(|| total / tokens as f64))
 }
 
 /// Feeds optimizer steps from the training text.
 pub struct Trainer<'a> {
-    batches: &'a Batches,
+    text: &'a Text,
     micro_batches: u32,
     clips: bool,
+    first_batch: u64,
+    /// Tokens of the step that have a target: what its summed loss is divided by.
+    tokens: usize,
     step: u64,
     lr: f64,
     loss: f64,
@@ -196,11 +213,13 @@ pub struct Trainer<'a> {
 
 impl<'a> Trainer<'a> {
     /// A feeder for a session of these settings.
-    pub fn new(settings: &Settings, batches: &'a Batches) -> Self {
+    pub fn new(settings: &Settings, text: &'a Text) -> Self {
         Self {
-            batches,
+            text,
             micro_batches: settings.micro_batches(),
             clips: settings.clip_norm.0.is_some(),
+            first_batch: 0,
+            tokens: 0,
             step: 1,
             lr: 0.0,
             loss: 0.0,
@@ -209,11 +228,20 @@ impl<'a> Trainer<'a> {
     }
 
     /// Begins optimizer step `step`, counted from 1.
-    pub fn start(&mut self, step: u64, lr: f64) {
+    ///
+    /// # Errors
+    /// The step's data cannot be read.
+    pub fn start(&mut self, step: u64, lr: f64) -> Result<(), TextError> {
+        self.first_batch = (step - 1) * u64::from(self.micro_batches);
+        self.tokens = 0;
+        for batch in 0..u64::from(self.micro_batches) {
+            self.tokens += self.text.counted(Split::Train, self.first_batch + batch)?;
+        }
         self.step = step;
         self.lr = lr;
         self.loss = 0.0;
         self.grad_norm = None;
+        Ok(())
     }
 
     /// The loss of the step that ran.
@@ -226,9 +254,8 @@ impl Driver for Trainer<'_> {
     fn feed(&mut self, program: &str, repeat: u32, feed: &mut Feed<'_>) -> Result<(), RunError> {
         match program {
             MICRO_STEP => {
-                let index = (self.step - 1) * u64::from(self.micro_batches) + u64::from(repeat);
-                let tokens = fill(self.batches, Split::Train, index, feed)?;
-                feed.scalar("token_count", (tokens * self.micro_batches as usize) as f32)
+                fill(self.text, Split::Train, self.first_batch + u64::from(repeat), feed)?;
+                feed.scalar("token_count", self.tokens as f32)
             }
             UPDATE => {
                 feed.scalar("lr", self.lr as f32)?;
@@ -250,15 +277,16 @@ impl Driver for Trainer<'_> {
 
 /// Feeds one evaluation batch.
 struct Evaluation<'a> {
-    batches: &'a Batches,
+    text: &'a Text,
     index: u64,
+    tokens: usize,
     loss: f64,
 }
 
 impl Driver for Evaluation<'_> {
     fn feed(&mut self, _program: &str, _repeat: u32, feed: &mut Feed<'_>) -> Result<(), RunError> {
-        let tokens = fill(self.batches, Split::Eval, self.index, feed)?;
-        feed.scalar("token_count", tokens as f32)
+        self.tokens = fill(self.text, Split::Eval, self.index, feed)?;
+        feed.scalar("token_count", self.tokens.max(1) as f32)
     }
 
     fn read(&mut self, _program: &str, _repeat: u32, results: &Results<'_>) -> Result<(), RunError> {
@@ -268,7 +296,7 @@ impl Driver for Evaluation<'_> {
 }
 
 /// Writes one batch into the program's inputs; the tokens that have a target.
-fn fill(batches: &Batches, split: Split, index: u64, feed: &mut Feed<'_>) -> Result<usize, RunError> {
+fn fill(text: &Text, split: Split, index: u64, feed: &mut Feed<'_>) -> Result<usize, RunError> {
     let [tokens, targets, positions, doc_start] = feed.inputs(["tokens", "targets", "positions", "doc_start"])?;
     let mut buffers = BatchBuffers {
         tokens,
@@ -276,8 +304,7 @@ fn fill(batches: &Batches, split: Split, index: u64, feed: &mut Feed<'_>) -> Res
         positions,
         doc_start,
     };
-    batches
-        .fill(split, index, &mut buffers)
+    text.fill(split, index, &mut buffers)
         .map_err(|error| RunError::Driver(Box::new(error)))
 }
 

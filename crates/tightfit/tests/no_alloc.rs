@@ -6,7 +6,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst};
 
 use tightfit::settings::Settings;
-use tightfit::train::{Trainer, batches, evaluate, train};
+use tightfit::data::Text;
+use tightfit::train::{Run, Trainer, evaluate, train};
 use tightfit::{Job, Session};
 use tightfit_pass::TRAIN;
 
@@ -75,7 +76,7 @@ fn the_counter_counts() {
 }
 
 fn session(settings: &Settings) -> Session {
-    let plan = Job::plan(settings.clone()).unwrap().plan;
+    let plan = Job::plan(settings.clone(), None).unwrap().plan;
     let mut session = Session::new(plan, settings.threads).unwrap();
     session.initialise(settings.seed);
     session
@@ -83,14 +84,14 @@ fn session(settings: &Settings) -> Session {
 
 fn no_step_allocates(settings: &Settings) {
     let mut session = session(settings);
-    let batches = batches(settings).unwrap();
-    let mut trainer = Trainer::new(settings, &batches);
+    let text = Text::generated(settings).unwrap();
+    let mut trainer = Trainer::new(settings, &text);
     for step in 1..=3 {
         let before = CALLS.load(SeqCst);
-        trainer.start(step, 1e-3);
+        trainer.start(step, 1e-3).unwrap();
         session.run(TRAIN, &mut trainer).unwrap();
         let trained = CALLS.load(SeqCst);
-        let loss = evaluate(&mut session, settings, &batches).unwrap();
+        let loss = evaluate(&mut session, settings, &text).unwrap();
         let evaluated = CALLS.load(SeqCst);
         let (threads, micro_batches, clip_norm) = (settings.threads, settings.micro_batches(), settings.clip_norm);
         let case = format!("step {step}, {threads} threads, {micro_batches} micro-batches, {clip_norm:?}");
@@ -111,9 +112,17 @@ fn memory_does_not_grow_with_steps() {
         };
         let mut session = session(&settings);
         let stop = AtomicBool::new(false);
+        let text = Text::generated(&settings).unwrap();
         let before = LIVE.load(SeqCst);
         PEAK.store(before, SeqCst);
-        let outcome = train(&mut session, &settings, &stop, |_| ()).unwrap();
+        let run = Run {
+            settings: &settings,
+            text: &text,
+            done: 0,
+            loss_first: None,
+            stop: &stop,
+        };
+        let outcome = train(&mut session, &run, |_, _| true).unwrap();
         assert_eq!(outcome.steps, steps);
         (LIVE.load(SeqCst) - before, PEAK.load(SeqCst) - before)
     };

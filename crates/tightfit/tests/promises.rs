@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 use run::{Machine, Recorder, Run, persistent};
-use tightfit::train::{Trainer, batches, evaluate};
+use tightfit::data::Text;
+use tightfit::train::{Trainer, evaluate};
 use tightfit::{AdamWConfig, Job, Request, Session, Settings, Step, training_step};
 use tightfit_cpu::simd::Isa;
 use tightfit_ir::{OutputKind, Tensor};
@@ -56,18 +57,18 @@ fn bits(tensors: BTreeMap<String, Vec<f32>>) -> BTreeMap<String, Vec<u32>> {
 
 /// Trains and evaluates the job, and holds the arena's use to the plan.
 fn run_job(settings: &Settings, machine: Machine) -> Bits {
-    let step = Job::plan(settings.clone()).unwrap().plan.step().clone();
+    let step = Job::plan(settings.clone(), None).unwrap().plan.step().clone();
     let mut session = machine.session(step);
     session.initialise(settings.seed);
-    let batches = batches(settings).unwrap();
-    let mut trainer = Trainer::new(settings, &batches);
+    let text = Text::generated(settings).unwrap();
+    let mut trainer = Trainer::new(settings, &text);
     let mut losses = Vec::new();
     for step in 1..=STEPS {
-        trainer.start(step, 1e-3);
+        trainer.start(step, 1e-3).unwrap();
         session.run(TRAIN, &mut trainer).unwrap();
         losses.push(trainer.loss().to_bits());
     }
-    losses.push(evaluate(&mut session, settings, &batches).unwrap().to_bits());
+    losses.push(evaluate(&mut session, settings, &text).unwrap().to_bits());
     assert_peak(&session, machine);
     Bits {
         losses,
@@ -125,7 +126,7 @@ fn smollm2_135m() -> Settings {
 #[test]
 fn placement_is_within_one_percent_of_the_lower_bound() {
     for settings in [Request::default().resolve(u64::MAX).unwrap(), smollm2_135m()] {
-        let gap = Job::plan(settings).unwrap().plan.summary().gap();
+        let gap = Job::plan(settings, None).unwrap().plan.summary().gap();
         assert!(gap <= 0.01, "{:.2} %", 100.0 * gap);
     }
 }
@@ -137,7 +138,7 @@ fn planning_time() {
     let mut times: Vec<f64> = (0..9)
         .map(|_| {
             let started = Instant::now();
-            let job = Job::plan(smollm2_135m()).unwrap();
+            let job = Job::plan(smollm2_135m(), None).unwrap();
             assert!(job.plan.peak() > 0);
             started.elapsed().as_secs_f64()
         })

@@ -28,6 +28,7 @@ mod cross_entropy;
 mod embedding;
 mod gelu;
 mod global_norm;
+mod kv_cache;
 mod layer_norm;
 mod linear_cross_entropy;
 mod math;
@@ -49,6 +50,7 @@ pub use cross_entropy::{
 pub use embedding::{Embedding, EmbeddingBackward, embedding, embedding_backward};
 pub use gelu::{Gelu, GeluBackward, GeluKind, gelu, gelu_backward};
 pub use global_norm::{GlobalNorm, global_norm, global_norm_workspace};
+pub use kv_cache::{CachedAttention, KvAppend, cached_attention, kv_append};
 pub use layer_norm::{LayerNorm, LayerNormBackward, layer_norm, layer_norm_backward, layer_norm_backward_workspace};
 pub use linear_cross_entropy::{LinearCrossEntropy, linear_cross_entropy, linear_cross_entropy_workspace};
 pub use math::{erf, exp, sigmoid};

@@ -6,15 +6,14 @@ use super::{Context, rows_per_tile};
 use crate::multiversion;
 use crate::simd::Simd;
 
-/// Cosines and sines of every row's angles `position · theta^(−2i / head_dim)`, for `i < head_dim /
-/// 2`.
-pub struct RopeTable {
+/// Cosines and sines of every row's angles `position · frequency(i)`, for `i < head_dim / 2`.
+pub struct RopeTable<'a> {
     /// Tokens.
     pub rows: usize,
     /// Width of a head, even.
     pub head_dim: usize,
-    /// Base of the frequencies, `rope_theta`.
-    pub theta: f64,
+    /// The angle between a position and the next, by `i`.
+    pub frequency: &'a (dyn Fn(usize) -> f32 + Sync + 'a),
     /// Positions within their documents, `[rows]`.
     pub positions: *const i32,
     /// Table, `[rows, head_dim]`: cosines in the first half of a row, sines in the second.
@@ -39,9 +38,10 @@ pub struct Rope {
     pub y: *mut f32,
 }
 
-shared!(RopeTable, Rope);
+shared!(RopeTable<'_>, Rope);
 
-/// Fills the table, in f64 until the last rounding.
+/// Fills the table. Angles are rounded to f32 as Hugging Face rounds them, and their cosines and sines are exact but for the last
+/// rounding.
 ///
 /// # Safety
 /// See the [module](super).
@@ -59,11 +59,11 @@ pub unsafe fn rope_table(cx: &Context, args: &RopeTable) {
 unsafe fn table_rows(args: &RopeTable, first: usize, end: usize) {
     let half = args.head_dim / 2;
     for i in 0..half {
-        let frequency = args.theta.powf(-2.0 * i as f64 / args.head_dim as f64);
+        let frequency = (args.frequency)(i);
         for row in first..end {
             // SAFETY: `row` is below `rows`, `half + i` below `head_dim`.
             unsafe {
-                let angle = f64::from(*args.positions.add(row)) * frequency;
+                let angle = f64::from(*args.positions.add(row) as f32 * frequency);
                 let (sin, cos) = angle.sin_cos();
                 *args.cs.add(row * args.head_dim + i) = cos as f32;
                 *args.cs.add(row * args.head_dim + half + i) = sin as f32;

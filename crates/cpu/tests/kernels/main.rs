@@ -6,6 +6,7 @@ mod attention;
 mod cross_entropy;
 mod elementwise;
 mod embedding;
+mod kv_cache;
 mod norm;
 mod optimizer;
 mod util;

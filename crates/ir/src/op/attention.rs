@@ -36,22 +36,8 @@ impl Attention {
     fn operands(&self, check: &Check<'_>) -> Result<[Type; 2], OpError> {
         let q = check.float(0, "q", 2)?;
         let rows = q.dim(0);
-        check.positive("heads", self.heads)?;
-        check.positive("kv_heads", self.kv_heads)?;
-        check.positive("head_dim", self.head_dim)?;
+        check.heads(q, self.heads, self.kv_heads, self.head_dim)?;
         check.positive("window", self.window.unwrap_or(1))?;
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return check.invalid(format!(
-                "heads is {}, which kv_heads {} does not divide",
-                self.heads, self.kv_heads
-            ));
-        }
-        check.same(
-            "q's columns",
-            q.dim(1),
-            "heads·head_dim",
-            self.heads.saturating_mul(self.head_dim),
-        )?;
         let kv = Type::f32([rows, self.kv_heads.saturating_mul(self.head_dim)]);
         check.exactly(1, "k", &kv)?;
         check.exactly(2, "v", &kv)?;
@@ -77,8 +63,7 @@ impl Attention {
 
     /// The slice of a row that holds head `h`.
     fn head<'a>(&self, x: &'a Tensor, t: usize, h: usize) -> &'a [f64] {
-        let d = self.head_dim as usize;
-        &x.row(t)[h * d..(h + 1) * d]
+        head(x, t, h, self.head_dim as usize)
     }
 
     fn group(&self) -> usize {
@@ -130,26 +115,38 @@ impl Rule for Attention {
         for t in 0..q.rows() {
             for h in 0..self.heads as usize {
                 let kv = h / self.group();
-                let scores: Vec<(usize, f64)> = self
+                let keys = self
                     .visible(t, doc_start)
-                    .map(|s| {
-                        (
-                            s,
-                            self.scale * super::linear::dot(self.head(q, t, h), self.head(k, s, kv)),
-                        )
-                    })
-                    .collect();
-                let max = scores.iter().fold(f64::NEG_INFINITY, |m, s| m.max(s.1));
-                let sum: f64 = scores.iter().map(|s| (s.1 - max).exp()).sum();
-                lse.row_mut(t)[h] = max + sum.ln();
-                for (s, score) in scores {
-                    let p = (score - max).exp() / sum;
-                    super::linear::axpy(p, self.head(v, s, kv), &mut o.row_mut(t)[h * d..(h + 1) * d]);
-                }
+                    .map(|s| (self.head(k, s, kv), self.head(v, s, kv)));
+                let out = &mut o.row_mut(t)[h * d..(h + 1) * d];
+                lse.row_mut(t)[h] = softmax_row(self.scale, self.head(q, t, h), keys, out);
             }
         }
         vec![o, lse]
     }
+}
+
+/// The slice of row `t` that holds head `h` of width `d`.
+pub(super) fn head(x: &Tensor, t: usize, h: usize, d: usize) -> &[f64] {
+    &x.row(t)[h * d..(h + 1) * d]
+}
+
+/// One row of attention: adds `Σ softmax(scale · query·key) · value` to `out`; gives the log of the sum of the exponentiated scores.
+pub(super) fn softmax_row<'a>(
+    scale: f64,
+    query: &[f64],
+    keys: impl Iterator<Item = (&'a [f64], &'a [f64])>,
+    out: &mut [f64],
+) -> f64 {
+    let scores: Vec<(f64, &[f64])> = keys
+        .map(|(key, value)| (scale * super::linear::dot(query, key), value))
+        .collect();
+    let max = scores.iter().fold(f64::NEG_INFINITY, |max, s| max.max(s.0));
+    let sum: f64 = scores.iter().map(|s| (s.0 - max).exp()).sum();
+    for (score, value) in scores {
+        super::linear::axpy((score - max).exp() / sum, value, out);
+    }
+    max + sum.ln()
 }
 
 /// `q, k, v, doc_start, o, lse, do → dq, dk, dv`: probabilities are made again from `lse`.

@@ -63,6 +63,31 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
+    /// Attention's heads: none is empty, `kv_heads` divides `heads`, and `q` has the columns of `heads`.
+    pub fn heads(&self, q: &Type, heads: u64, kv_heads: u64, head_dim: u64) -> Result<(), OpError> {
+        self.positive("heads", heads)?;
+        self.positive("kv_heads", kv_heads)?;
+        self.positive("head_dim", head_dim)?;
+        if !heads.is_multiple_of(kv_heads) {
+            return self.invalid(format!("heads is {heads}, which kv_heads {kv_heads} does not divide"));
+        }
+        self.same(
+            "q's columns",
+            q.dim(1),
+            "heads·head_dim",
+            heads.saturating_mul(head_dim),
+        )
+    }
+
+    /// A number that kernels compute with in `f32`, and that must be positive and finite there.
+    pub fn positive_f32(&self, what: &str, number: f64) -> Result<(), OpError> {
+        let number = number as f32;
+        if !(number.is_finite() && number > 0.0) {
+            return self.invalid(format!("{what} is {number}, expected a positive number"));
+        }
+        Ok(())
+    }
+
     fn operand(&self, index: usize, what: &str, dtype: DType, rank: usize) -> Result<&'a Type, OpError> {
         let ty = &self.inputs[index];
         if ty.dtype != dtype || ty.shape.dims().len() != rank {

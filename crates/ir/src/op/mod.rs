@@ -10,6 +10,7 @@ mod cross_entropy;
 mod embedding;
 mod gelu;
 mod gradient;
+mod kv_cache;
 mod layer_norm;
 mod linear;
 mod linear_cross_entropy;
@@ -17,6 +18,7 @@ mod optimizer;
 mod reshape;
 mod rms_norm;
 mod rope;
+mod rope_scaling;
 mod swiglu;
 mod zero;
 
@@ -31,6 +33,7 @@ pub use cross_entropy::{SoftmaxCrossEntropy, SoftmaxCrossEntropyBackward};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use gelu::{Approximate, Gelu, GeluBackward};
 pub use gradient::{Gradient, OutputGradient};
+pub use kv_cache::{CachedAttention, KvAppend};
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use linear::{BiasBackward, Linear, LinearBackwardInput, LinearBackwardWeight};
 pub use linear_cross_entropy::LinearCrossEntropy;
@@ -38,6 +41,7 @@ pub use optimizer::{AdamW, GlobalNorm};
 pub use reshape::Reshape;
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeTable};
+pub use rope_scaling::RopeScaling;
 pub use swiglu::{SwiGlu, SwiGluBackward};
 pub use zero::Zero;
 
@@ -239,12 +243,14 @@ ops! {
     Add = "add",
     Attention = "attention",
     AttentionBackward = "attention_backward",
+    CachedAttention = "cached_attention",
     SoftmaxCrossEntropy = "softmax_cross_entropy",
     SoftmaxCrossEntropyBackward = "softmax_cross_entropy_backward",
     Embedding = "embedding",
     EmbeddingBackward = "embedding_backward",
     Gelu = "gelu",
     GeluBackward = "gelu_backward",
+    KvAppend = "kv_append",
     LayerNorm = "layer_norm",
     LayerNormBackward = "layer_norm_backward",
     Linear = "linear",

@@ -3,19 +3,42 @@
 use serde::{Deserialize, Serialize};
 
 use super::check::Check;
+use super::rope_scaling::RopeScaling;
 use super::{Alias, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
 use crate::types::Type;
 
 /// `positions: i32[T] → table: f32[T, head_dim]`: the cosines of each row's angles, then their sines.
 ///
-/// Angle `i` of position `p` is `p·theta^(−2i/head_dim)`. Made once per run, used by every layer.
+/// Angle `i` of position `p` is `p` times [`inverse_frequency(i)`](Self::inverse_frequency), rounded to `f32` as Hugging Face
+/// does: what a model was trained with, and at long contexts far from the exact angle. Made once per run, used by every layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RopeTable {
     /// Elements of a head; even.
     pub head_dim: u64,
     /// `rope_theta`.
     pub theta: f64,
+    /// `rope_scaling`: how the frequencies are stretched for contexts longer than a model was first trained on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<RopeScaling>,
+}
+
+impl RopeTable {
+    /// The angle between a position and the next, of pair `i < head_dim/2`: `1/theta^(2i/head_dim)`, scaled.
+    ///
+    /// Every step is rounded to `f32` as Hugging Face rounds it, which at long contexts decides over the angle. The power is the
+    /// correctly rounded one; PyTorch's may be off by its last bit.
+    pub fn inverse_frequency(&self, i: u64) -> f32 {
+        let exponent = (2 * i) as f32 / self.head_dim as f32;
+        let power = f64::from(self.theta as f32).powf(f64::from(exponent)) as f32;
+        let frequency = 1.0 / power;
+        self.scaling.map_or(frequency, |scaling| scaling.apply(frequency))
+    }
+
+    /// The inverse frequencies of all pairs, in order.
+    pub fn inverse_frequencies(&self) -> impl Iterator<Item = f32> + '_ {
+        (0..self.head_dim / 2).map(|i| self.inverse_frequency(i))
+    }
 }
 
 impl Rule for RopeTable {
@@ -24,6 +47,8 @@ impl Rule for RopeTable {
         let rows = inputs[0].dim(0);
         check.ids(0, "positions", rows)?;
         even_head_dim(&check, self.head_dim)?;
+        check.positive_f32("theta", self.theta)?;
+        self.scaling.map_or(Ok(()), |scaling| scaling.check(&check))?;
         Ok(vec![Type::f32([rows, self.head_dim])])
     }
 
@@ -49,8 +74,8 @@ impl Rule for RopeTable {
         let half = self.head_dim as usize / 2;
         let mut table = Tensor::zeros([positions.len() as u64, self.head_dim]);
         for (t, position) in positions.iter().enumerate() {
-            for i in 0..half {
-                let angle = position * self.theta.powf(-(2.0 * i as f64) / self.head_dim as f64);
+            for (i, frequency) in self.inverse_frequencies().enumerate() {
+                let angle = f64::from(*position as f32 * frequency);
                 table.row_mut(t)[i] = angle.cos();
                 table.row_mut(t)[half + i] = angle.sin();
             }

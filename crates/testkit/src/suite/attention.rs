@@ -1,12 +1,12 @@
 //! Cases of attention and RoPE: grouped queries, documents of different lengths, sliding windows.
 
 use tightfit_ir::Tensor;
-use tightfit_ir::op::{Attention, AttentionBackward, Rope, RopeTable};
+use tightfit_ir::op::{Attention, AttentionBackward, Rope, RopeScaling, RopeTable};
 
 use super::{Cases, Operand, forward, integer};
 
 /// Heads, key-value heads, `head_dim`: one of each, grouped queries, sizes that no vector divides, and the usual 64.
-const HEADS: [(u64, u64, u64); 4] = [(1, 1, 1), (4, 2, 6), (3, 1, 9), (2, 2, 64)];
+pub(super) const HEADS: [(u64, u64, u64); 4] = [(1, 1, 1), (4, 2, 6), (3, 1, 9), (2, 2, 64)];
 
 /// Every attention of the suite with `q, k, v, doc_start` for it.
 fn variants(cases: &mut Cases) -> Vec<(&'static str, Attention, Vec<Operand>)> {
@@ -75,8 +75,12 @@ pub(super) fn rope(cases: &mut Cases) {
     for (heads, _, head_dim) in HEADS {
         let head_dim = 2 * head_dim;
         let positions = positions(cases);
-        let theta = 10_000.0;
-        let table = forward(RopeTable { head_dim, theta }, &[positions]).swap_remove(0);
+        let table = RopeTable {
+            head_dim,
+            theta: 10_000.0,
+            scaling: None,
+        };
+        let table = forward(table, &[positions]).swap_remove(0);
         for inverse in [false, true] {
             let x = cases.normal([cases.dims.rows, heads * head_dim], 1.0);
             cases.add("table of random positions", Rope { inverse }, vec![x, table.clone()]);
@@ -85,18 +89,34 @@ pub(super) fn rope(cases: &mut Cases) {
 }
 
 pub(super) fn rope_table(cases: &mut Cases) {
+    let linear = RopeScaling::Linear { factor: 4.0 };
+    let llama3 = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: 8192.0,
+    };
     for (_, _, head_dim) in HEADS {
-        for theta in [10_000.0, 500_000.0] {
-            let head_dim = 2 * head_dim;
+        for (name, theta, scaling) in [
+            ("random positions", 10_000.0, None),
+            ("a larger base", 500_000.0, None),
+            ("linear scaling", 10_000.0, Some(linear)),
+            ("llama3 scaling", 500_000.0, Some(llama3)),
+        ] {
+            let table = RopeTable {
+                head_dim: 2 * head_dim,
+                theta,
+                scaling,
+            };
             let positions = positions(cases);
-            cases.add("random positions", RopeTable { head_dim, theta }, vec![positions]);
+            cases.add(name, table, vec![positions]);
         }
     }
 }
 
 /// Positions up to those of long documents, where angles are large; the first is 0.
 fn positions(cases: &mut Cases) -> Operand {
-    let (ty, mut positions): (_, Tensor) = cases.ids(cases.dims.rows, 8192);
+    let (ty, mut positions): (_, Tensor) = cases.ids(cases.dims.rows, 131_072);
     positions.data[0] = 0.0;
     (ty, positions)
 }

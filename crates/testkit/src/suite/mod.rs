@@ -6,6 +6,7 @@
 mod attention;
 mod check;
 mod elementwise;
+mod kv_cache;
 mod loss;
 mod matrix;
 mod norm;
@@ -140,12 +141,14 @@ families! {
     Add => elementwise::add,
     Attention => attention::attention,
     AttentionBackward => attention::attention_backward,
+    CachedAttention => kv_cache::cached_attention,
     SoftmaxCrossEntropy => loss::softmax_cross_entropy,
     SoftmaxCrossEntropyBackward => loss::softmax_cross_entropy_backward,
     Embedding => matrix::embedding,
     EmbeddingBackward => matrix::embedding_backward,
     Gelu => elementwise::gelu,
     GeluBackward => elementwise::gelu_backward,
+    KvAppend => kv_cache::kv_append,
     LayerNorm => norm::layer_norm,
     LayerNormBackward => norm::layer_norm_backward,
     Linear => matrix::linear,

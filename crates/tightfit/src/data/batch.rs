@@ -1,5 +1,7 @@
 //! Batches of rows, written into buffers that the plan owns.
 
+use tightfit_text::data::BatchBuffers;
+
 use super::source::{Language, TextSource};
 
 /// Which stream of rows; the two never share a walk.
@@ -9,19 +11,6 @@ pub enum Split {
     Train,
     /// Rows held out for evaluation.
     Eval,
-}
-
-/// The input buffers of one batch, each of `T = batch · seq` elements, row after row.
-#[derive(Debug)]
-pub struct BatchBuffers<'a> {
-    /// `[T]` token ids.
-    pub tokens: &'a mut [i32],
-    /// `[T]` the token that follows each token.
-    pub targets: &'a mut [i32],
-    /// `[T]` position within the row, from 0.
-    pub positions: &'a mut [i32],
-    /// `[T]` flat index of the first token that this token may attend to: its row's first.
-    pub doc_start: &'a mut [i32],
 }
 
 /// Why a batch cannot be made.

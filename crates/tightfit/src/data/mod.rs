@@ -1,11 +1,147 @@
-//! Training data that needs no download: text from a seeded source whose entropy is known exactly.
+//! What a run trains on: text from a seeded source whose entropy is known exactly, or files as rows of tokens.
 //!
-//! [`Language`] is the source's model and states the entropy, [`TextSource`] walks it, and [`Batches`] cuts walks into
-//! rows of tokens. Everything is a function of the seed and a counter, so a resumed run sees the same data without
-//! saving any state.
+//! Either is a numbered sequence of batches, each a function of the seed and its number, so that a resumed run sees the same data
+//! without saving any state.
+
+use std::path::Path;
 
 mod batch;
+mod encode;
+mod prepared;
+mod report;
 mod source;
 
-pub use batch::{BatchBuffers, BatchError, Batches, Split};
+pub use batch::{BatchError, Batches, Split};
+pub use encode::TextEncoder;
+pub use prepared::{PrepareError, PreparedText, RowFiles, prepare_rows};
+pub use report::DataReport;
 pub use source::{Language, TextSource, VOCAB_SIZE};
+pub use tightfit_text::data::BatchBuffers;
+use tightfit_text::data::{Counts, Options, RowsError};
+use tightfit_text::tokenizer::Tokenizer;
+
+use crate::console::Transfer;
+use crate::settings::Settings;
+
+/// Why a batch cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// Of generated text.
+    #[error(transparent)]
+    Generated(#[from] BatchError),
+    /// Of files.
+    #[error(transparent)]
+    Rows(#[from] RowsError),
+}
+
+/// The text of a run.
+#[derive(Debug)]
+pub enum Text {
+    /// From the seeded source.
+    Generated(Box<Batches>),
+    /// From files.
+    Prepared(PreparedText),
+}
+
+impl Text {
+    /// Generated text in the micro-batches of `settings`.
+    ///
+    /// # Errors
+    /// Sizes that cannot be indexed.
+    pub fn generated(settings: &Settings) -> Result<Self, TextError> {
+        let batches = Batches::new(settings.seed, settings.micro_batch as usize, settings.seq as usize)?;
+        Ok(Text::Generated(Box::new(batches)))
+    }
+
+    /// The files of `settings`, made into rows in `dir` (or in files without a name) by a model's tokenizer.
+    ///
+    /// # Errors
+    /// A file cannot be read, or has in it what cannot be used.
+    pub fn prepare(
+        settings: &Settings,
+        tokenizer: &Tokenizer,
+        vocab_size: u64,
+        dir: Option<&Path>,
+    ) -> Result<Self, PrepareError> {
+        let options = Options {
+            seq: settings.seq as usize,
+            vocab_size: vocab_size as usize,
+            long: settings.long,
+            stride: None,
+            skip_bad_lines: settings.skip_bad_lines,
+            eval_fraction: settings.eval_fraction,
+            seed: settings.seed,
+        };
+        let transfer = Transfer::new("reading data", 0);
+        let (rows, prepared) = prepare_rows(&settings.data, tokenizer, &options, dir, &mut |progress| {
+            transfer.set(progress.bytes, progress.total_bytes);
+        })?;
+        transfer.finish();
+        Ok(Self::rows(settings, rows, Some(prepared.counts))?)
+    }
+
+    /// The rows that an earlier part of the run has made; `None` where they are gone.
+    pub fn reopen(settings: &Settings, dir: &Path) -> Option<Self> {
+        let rows = RowFiles::existing(dir).ok()??;
+        Self::rows(settings, rows, None).ok()
+    }
+
+    fn rows(settings: &Settings, rows: RowFiles, counts: Option<Counts>) -> Result<Self, RowsError> {
+        let text = PreparedText::new(rows, settings.micro_batch as usize, settings.seed, counts)?;
+        Ok(Text::Prepared(text))
+    }
+
+    /// Writes batch `index` of a split; its tokens that have a target. Allocates nothing.
+    ///
+    /// # Errors
+    /// The file is no longer what it was.
+    pub fn fill(&self, split: Split, index: u64, buffers: &mut BatchBuffers<'_>) -> Result<usize, TextError> {
+        match self {
+            Text::Generated(batches) => Ok(batches.fill(split, index, buffers)?),
+            Text::Prepared(text) => Ok(text.batches(split).fill(index, buffers)?),
+        }
+    }
+
+    /// Tokens of batch `index` that have a target, without writing it.
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill).
+    pub fn counted(&self, split: Split, index: u64) -> Result<usize, TextError> {
+        match self {
+            Text::Generated(batches) => Ok(batches.token_count()),
+            Text::Prepared(text) => Ok(text.batches(split).counted(index)?),
+        }
+    }
+
+    /// Batches that are held out; generated text has no end.
+    pub fn held_out(&self) -> u64 {
+        match self {
+            Text::Generated(_) => u64::MAX,
+            Text::Prepared(text) => text.held_out(),
+        }
+    }
+
+    /// Nats per token that no model's expected loss is below, where they are known.
+    pub fn entropy(&self) -> Option<f64> {
+        match self {
+            Text::Generated(batches) => Some(batches.language().entropy_per_byte()),
+            Text::Prepared(_) => None,
+        }
+    }
+
+    /// What the files came to.
+    pub fn report(&self) -> Option<DataReport> {
+        match self {
+            Text::Generated(_) => None,
+            Text::Prepared(text) => Some(text.report()),
+        }
+    }
+
+    /// Batches that hold every training row once; generated text has no end.
+    pub fn batches_per_epoch(&self) -> Option<u64> {
+        match self {
+            Text::Generated(_) => None,
+            Text::Prepared(text) => Some(text.batches_per_epoch()),
+        }
+    }
+}

@@ -6,6 +6,8 @@ use std::str::FromStr;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use tightfit_text::data::Long;
+
 use crate::lr::Decay;
 use crate::memory::{ParseBytesError, parse_bytes};
 
@@ -35,6 +37,16 @@ written! {
     bool: "expected true or false",
     Decay: "expected cosine, linear or constant",
     ClipNorm: "expected a number or none",
+}
+
+impl Written for Long {
+    fn read(text: &str) -> Result<Self, String> {
+        match text {
+            "split" => Ok(Self::Split),
+            "drop" => Ok(Self::Drop),
+            _ => Err("expected split or drop".to_owned()),
+        }
+    }
 }
 
 /// A number of bytes, written `3.8GiB`, `600MiB` or `1073741824`.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use tightfit::{LlamaConfig, Session};
+use tightfit::{DecoderConfig, Session};
 use tightfit_ir::Tensor;
 use tightfit_testkit::interpret::Named;
 
@@ -43,11 +43,10 @@ impl Fixture {
             .collect()
     }
 
-    pub fn llama(&self) -> LlamaConfig {
+    pub fn llama(&self) -> DecoderConfig {
         let mut config = self.0["config"].clone();
-        // Not part of the file: its weights are not random.
-        config["initializer_range"] = 0.0.into();
-        serde_json::from_value(config).unwrap()
+        config["model_type"] = "llama".into();
+        DecoderConfig::from_hf(&config.to_string()).unwrap()
     }
 
     /// Sequences and tokens of a batch.

@@ -1,0 +1,235 @@
+//! `tightfit train`.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use crate::cli::TrainArgs;
+use crate::console::{Console, Progress, to_stdout};
+use crate::data::Text;
+use crate::failure::Failure;
+use crate::follow::Followed;
+use crate::job::Job;
+use crate::memory::{default_budget, end_of_phase, process_peak_bytes};
+use crate::output::{Claim, Output};
+use crate::pretrained::Pretrained;
+use crate::report::Report;
+use crate::reserve::reserve_bytes;
+use crate::resume::{Resumed, restore_optimizer};
+use crate::settings::{Request, Settings};
+use crate::stop::{STOPPED, Stop};
+use crate::train::{Outcome, Run, TrainError, train};
+use crate::{Role, Session};
+
+use super::{complain, print_json, write};
+
+/// Trains, or only plans to; the exit code.
+pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
+    let stop = Stop::watch().map_err(Failure::Signal)?;
+    let console = Console { json: args.json };
+    let followed = args.plan.as_deref().map(Followed::read).transpose()?;
+    let resumed = args.resume.as_deref().map(Resumed::open).transpose()?;
+    let settings = resolve(args, followed.as_ref(), resumed.as_ref())?;
+    if args.print_config {
+        write(to_stdout(settings.to_toml().trim_end()))?;
+        return Ok(0);
+    }
+    // A resumed run has its model, tokenizer included, in its checkpoint.
+    let checkpoint = resumed.as_ref().and_then(Resumed::checkpoint);
+    let source = checkpoint.as_ref().or(settings.model.as_ref());
+    let model = source.map(|path| Pretrained::open(path)).transpose()?;
+    let mut job = match followed {
+        Some(plan) => plan.job(settings, model.as_ref())?,
+        None => Job::plan(settings, model.as_ref())?,
+    };
+    let mut report = Report::planned(&job, reserve_bytes(job.settings.threads)?);
+    check_fit(&job, &mut report, console)?;
+    let mut output = claim(args, &job, model.as_ref(), resumed.as_ref())?;
+    if args.plan_only {
+        write(console.line(&report.plan_text()))?;
+        print_json(console, &report)?;
+        return Ok(0);
+    }
+    let text = text(&mut job.settings, model.as_ref(), output.as_ref(), resumed.as_ref())?;
+    // Planning and tokenising are over: from here on the process has the arena, and beside it what it has now and some headroom.
+    let before = process_peak_bytes()?;
+    end_of_phase();
+    let reserve = reserve_bytes(job.settings.threads)?;
+    report.prepared(&job, &text, reserve.max(before.saturating_sub(report.arena_bytes)));
+    write(console.line(&report.plan_text()))?;
+    check_fit(&job, &mut report, console)?;
+
+    let Job { settings, plan, .. } = job;
+    let mut session = Session::new(plan, settings.threads)?;
+    session.set_poison(args.poison);
+    fill(&mut session, &settings, model.as_ref(), checkpoint.as_deref())?;
+    drop(model);
+    let state = resumed.and_then(|run| run.state);
+    let run = Run {
+        settings: &settings,
+        text: &text,
+        done: state.as_ref().map_or(0, |state| state.step),
+        loss_first: state.as_ref().map(|state| state.loss_first),
+        stop: stop.requested(),
+    };
+    let (outcome, noted) = watch(&mut session, &run, &stop, &report, output.as_mut())?;
+    let arena = session.arena();
+    let peak = process_peak_bytes()?.max(before);
+    let report = report.ran(&outcome, arena.len(), arena.measured_peak(), peak);
+    // The weights are saved: words can be lost.
+    let said = write(console.line(&report.result_text()));
+    noted?;
+    if let Some(output) = &output {
+        output.finish(&report)?;
+    }
+    said?;
+    print_json(console, &report)?;
+    if !stop.requested().load(Ordering::Relaxed) {
+        return Ok(0);
+    }
+    let kept = match out(args) {
+        Some(dir) => format!("saved; go on by `tightfit train --resume {}`", dir.display()),
+        None => "nothing saved, as no --out was given".to_owned(),
+    };
+    complain(format_args!(
+        "stopped after step {} of {}: {kept}",
+        outcome.steps, settings.steps
+    ));
+    Ok(STOPPED)
+}
+
+/// The folder that the run writes to.
+fn out(args: &TrainArgs) -> Option<&Path> {
+    args.out.as_deref().or(args.resume.as_deref())
+}
+
+/// Flags, then the settings file or the resumed run's, then those of the plan that is followed, then defaults.
+fn resolve(args: &TrainArgs, followed: Option<&Followed>, resumed: Option<&Resumed>) -> Result<Settings, Failure> {
+    let mut request = args.request.clone();
+    if let Some(run) = resumed {
+        request = run.request(request)?;
+    }
+    if let Some(path) = &args.config {
+        request = request.or(Request::read(path)?);
+    }
+    if let Some(plan) = followed {
+        request = request.or(plan.request());
+    }
+    let budget = match request.budget {
+        Some(budget) => budget.0,
+        None => default_budget()?.bytes,
+    };
+    Ok(request.resolve(budget)?)
+}
+
+/// Refuses a job that is larger than its budget.
+fn check_fit(job: &Job, report: &mut Report, console: Console) -> Result<(), Failure> {
+    let Err(infeasible) = job.plan.fit(report.budget_bytes, report.reserve_bytes) else {
+        return Ok(());
+    };
+    report.status = "does_not_fit";
+    write(console.line(&report.plan_text()))?;
+    print_json(console, report)?;
+    Err(infeasible.into())
+}
+
+/// Claims the output folder and writes what is known before the run.
+fn claim(
+    args: &TrainArgs,
+    job: &Job,
+    model: Option<&Pretrained>,
+    resumed: Option<&Resumed>,
+) -> Result<Option<Output>, Failure> {
+    let Some(dir) = out(args) else {
+        return Ok(None);
+    };
+    let claim = match (args.overwrite, resumed) {
+        (_, Some(_)) => Claim::Resume,
+        (true, None) => Claim::Overwrite,
+        (false, None) => Claim::New,
+    };
+    let mut output = Output::claim(dir, claim, job.settings.keep)?;
+    let tokenizer = model.map(Pretrained::tokenizer).transpose()?;
+    let mut files = vec![("config.json".to_owned(), job.config_json().into_bytes())];
+    if let Some(tokenizer) = tokenizer {
+        files.extend(tokenizer.hf_files()?);
+    }
+    output.begin(
+        job,
+        &job.plan_file()?,
+        &files,
+        resumed.and_then(|run| run.state.as_ref()),
+    )?;
+    Ok(Some(output))
+}
+
+/// The text of a job; from files, it decides the steps where `--epochs` was given.
+fn text(
+    settings: &mut Settings,
+    model: Option<&Pretrained>,
+    output: Option<&Output>,
+    resumed: Option<&Resumed>,
+) -> Result<Text, Failure> {
+    let Some(model) = model.filter(|_| !settings.data.is_empty()) else {
+        return Ok(Text::generated(settings).map_err(TrainError::from)?);
+    };
+    let dir = output.map(Output::dir);
+    // The rows of a run stay the rows of that run, whatever has become of the files since.
+    let reopened = dir
+        .filter(|_| resumed.is_some())
+        .and_then(|dir| Text::reopen(settings, dir));
+    let text = match reopened {
+        Some(text) => text,
+        None => Text::prepare(settings, &model.tokenizer()?, model.config.vocab_size, dir)?,
+    };
+    settings.resolve_epochs(text.batches_per_epoch())?;
+    Ok(text)
+}
+
+/// Fills every persistent tensor: fresh, from a model, or from a checkpoint.
+fn fill(
+    session: &mut Session,
+    settings: &Settings,
+    model: Option<&Pretrained>,
+    checkpoint: Option<&Path>,
+) -> Result<(), Failure> {
+    let Some(model) = model else {
+        session.initialise(settings.seed);
+        return Ok(());
+    };
+    model.load(session)?;
+    match checkpoint {
+        Some(checkpoint) => Ok(restore_optimizer(session, checkpoint)?),
+        None => {
+            session.initialise_roles(settings.seed, &[Role::OptimizerState]);
+            Ok(())
+        }
+    }
+}
+
+/// Trains, showing, noting and saving. What cannot be noted or saved, say on a full disk, ends the run: the outcome then stands beside
+/// the reason.
+fn watch(
+    session: &mut Session,
+    run: &Run<'_>,
+    stop: &Stop,
+    report: &Report,
+    mut output: Option<&mut Output>,
+) -> Result<(Outcome, Result<(), Failure>), Failure> {
+    let mut progress = Progress::new(run.done, run.settings.steps, report.tokens_per_step);
+    let mut noted = Ok(());
+    let mut loss_first = run.loss_first;
+    let outcome = train(session, run, |session, step| {
+        stop.first_step_done();
+        progress.step(step);
+        let first = *loss_first.get_or_insert(step.loss);
+        if let Some(output) = &mut output {
+            noted = output.step(step);
+            if step.save && noted.is_ok() {
+                noted = output.save(session, step, first);
+            }
+        }
+        noted.is_ok()
+    });
+    progress.finish();
+    Ok((outcome?, noted))
+}

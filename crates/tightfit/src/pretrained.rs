@@ -1,0 +1,194 @@
+//! A model that people have: its configuration, where its weights are, and its tokenizer.
+
+use std::path::{Path, PathBuf};
+
+use tightfit_exec::load::{self, Fill, LoadError};
+use tightfit_format::{Checkpoint, FormatError};
+use tightfit_model::{DecoderConfig, ModelError, Naming, RowOrder, Sources};
+use tightfit_text::tokenizer::{Tokenizer, TokenizerError};
+
+use crate::Session;
+use crate::console::Transfer;
+use crate::input::read_text;
+
+/// Most bytes of a `config.json`.
+const MAX_CONFIG: u64 = 1 << 20;
+
+/// Why a model cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PretrainedError {
+    /// Its files.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// Its configuration, or tensors that do not fit it.
+    #[error("{}: {source}", path.display())]
+    Model {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        source: ModelError,
+    },
+    /// Its configuration cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Weights alone.
+    #[error("{}: a safetensors file has no configuration, and there is no config.json beside it", path.display())]
+    NoConfig {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Its tokenizer.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// Reading its weights.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A tokenizer with more tokens than the model has rows.
+    #[error("{}: its tokenizer has {tokens} tokens and its embedding {vocab_size} rows", path.display())]
+    Vocabulary {
+        /// The model.
+        path: PathBuf,
+        /// Of the tokenizer.
+        tokens: usize,
+        /// Of the embedding.
+        vocab_size: u64,
+    },
+}
+
+/// A model whose files are open. No weight has been read.
+#[derive(Debug)]
+pub struct Pretrained {
+    path: PathBuf,
+    checkpoint: Checkpoint,
+    /// What it is made of.
+    pub config: DecoderConfig,
+    sources: Sources,
+}
+
+impl Pretrained {
+    /// Opens a Hugging Face folder, a safetensors file in one, or a GGUF file.
+    ///
+    /// # Errors
+    /// A file is missing or damaged, or the model is of a kind that is not known.
+    pub fn open(path: &Path) -> Result<Self, PretrainedError> {
+        let checkpoint = Checkpoint::open(path)?;
+        let named = |source| PretrainedError::Model {
+            path: path.to_owned(),
+            source,
+        };
+        let (config, naming) = match checkpoint.metadata() {
+            Some(metadata) => {
+                let factors = rope_factors(&checkpoint)?;
+                let has_tensor = |name: &str| checkpoint.tensors().contains_key(name);
+                let config = DecoderConfig::from_gguf(metadata, has_tensor, factors.as_deref()).map_err(named)?;
+                (config, Naming::Gguf)
+            }
+            None => {
+                let path = checkpoint.folder().unwrap_or(path).join("config.json");
+                if !path.exists() {
+                    return Err(PretrainedError::NoConfig { path });
+                }
+                let text = read_text(&path, MAX_CONFIG);
+                let text = text.map_err(|source| PretrainedError::Read {
+                    path: path.clone(),
+                    source,
+                })?;
+                let config = DecoderConfig::from_hf(&text).map_err(|source| PretrainedError::Model { path, source })?;
+                (config, Naming::HuggingFace)
+            }
+        };
+        let tensors = checkpoint.tensors().iter();
+        let tensors = tensors.map(|(name, entry)| (name.as_str(), &*entry.shape));
+        let sources = config.sources(naming, tensors).map_err(named)?;
+        Ok(Self {
+            path: path.to_owned(),
+            checkpoint,
+            config,
+            sources,
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its files.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// Its tokenizer.
+    ///
+    /// # Errors
+    /// It has none, or one that is not known or does not belong to it.
+    pub fn tokenizer(&self) -> Result<Tokenizer, PretrainedError> {
+        let tokenizer = Self::tokenizer_of(&self.checkpoint)?;
+        if tokenizer.vocab_size() as u64 > self.config.vocab_size {
+            return Err(PretrainedError::Vocabulary {
+                path: self.path.clone(),
+                tokens: tokenizer.vocab_size(),
+                vocab_size: self.config.vocab_size,
+            });
+        }
+        Ok(tokenizer)
+    }
+
+    /// The tokenizer beside or inside a checkpoint, whatever its model.
+    ///
+    /// # Errors
+    /// There is none, or one that is not known.
+    pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Tokenizer, PretrainedError> {
+        Ok(match checkpoint.metadata() {
+            Some(metadata) => Tokenizer::from_gguf(metadata)?,
+            None => Tokenizer::from_folder(checkpoint.folder().unwrap_or(checkpoint.path()))?,
+        })
+    }
+
+    /// Which of its tensors fills which of its weights.
+    pub fn fills(&self) -> Vec<Fill<'_>> {
+        let fills = self.sources.weights.iter().filter_map(|(weight, source)| {
+            Some(Fill {
+                weight: weight.clone(),
+                entry: self.checkpoint.tensors().get(&source.name)?,
+                interleaved_heads: match source.rows {
+                    RowOrder::AsIs => None,
+                    RowOrder::InterleavedHeads { heads } => Some(heads),
+                },
+            })
+        });
+        fills.collect()
+    }
+
+    /// Reads its weights into a session, and shows how far it is.
+    ///
+    /// # Errors
+    /// A file cannot be read, or a tensor does not fit.
+    pub fn load(&self, session: &mut Session) -> Result<(), PretrainedError> {
+        let fills = self.fills();
+        let total = fills.iter().map(|fill| fill.entry.bytes()).sum();
+        let transfer = Transfer::new("reading weights", total);
+        load::load(session, &self.checkpoint, &fills, |bytes| transfer.add(bytes))?;
+        transfer.finish();
+        Ok(())
+    }
+}
+
+/// `rope_freqs.weight`: how GGUF stretches rotary frequencies.
+fn rope_factors(checkpoint: &Checkpoint) -> Result<Option<Vec<f32>>, FormatError> {
+    /// More than half of any head.
+    const MAX_FACTORS: u64 = 1 << 15;
+    let Some(entry) = checkpoint.tensors().get("rope_freqs.weight") else {
+        return Ok(None);
+    };
+    // What is longer fits no head; the model says so.
+    let mut factors = vec![0.0; entry.elements().min(MAX_FACTORS) as usize];
+    let mut staging = [0; 1 << 10];
+    checkpoint.read_f32(entry, 0, &mut staging, &mut factors)?;
+    Ok(Some(factors))
+}
