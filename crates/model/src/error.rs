@@ -100,11 +100,11 @@ impl ModelError {
     }
 }
 
-/// What a file says, short enough for a message.
+/// What a file says, fit for one line of a message: short, and without control characters.
 pub(crate) fn excerpt(text: &str) -> String {
     const MOST: usize = 60;
     match text.char_indices().nth(MOST) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", text[..end].escape_debug()),
+        None => text.escape_debug().to_string(),
     }
 }

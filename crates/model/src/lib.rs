@@ -5,7 +5,6 @@ pub mod config;
 pub mod decoder;
 mod error;
 pub mod family;
-pub mod llama;
 pub mod tensors;
 
 pub use builder::Builder;
@@ -13,5 +12,4 @@ pub use config::{DecoderConfig, LayerType};
 pub use decoder::{BatchShape, DecodeShape};
 pub use error::ModelError;
 pub use family::Family;
-pub use llama::LlamaConfig;
 pub use tensors::{Naming, RowOrder, Sources, TensorSource};

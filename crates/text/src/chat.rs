@@ -84,7 +84,10 @@ impl ChatTemplate {
     /// What is wrong in the template, with its line; templates of more than 1 MiB.
     pub fn new(source: &str, tokens: &SpecialTokens) -> Result<Self, ChatError> {
         if source.len() > LONGEST {
-            return Err(ChatError::Template(format!("{} bytes, more than {LONGEST}", source.len())));
+            return Err(ChatError::Template(format!(
+                "{} bytes, more than {LONGEST}",
+                source.len()
+            )));
         }
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         let mut environment = Environment::new();
@@ -94,7 +97,12 @@ impl ChatTemplate {
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", tojson);
         let SpecialTokens { bos, eos, pad, unk } = tokens;
-        for (name, token) in [("bos_token", bos), ("eos_token", eos), ("pad_token", pad), ("unk_token", unk)] {
+        for (name, token) in [
+            ("bos_token", bos),
+            ("eos_token", eos),
+            ("pad_token", pad),
+            ("unk_token", unk),
+        ] {
             if let Some(token) = token {
                 environment.add_global(name, token.content.clone());
             }
@@ -109,7 +117,10 @@ impl ChatTemplate {
     /// # Errors
     /// As [`ChatTemplate::new`].
     pub fn of(tokenizer: &Tokenizer) -> Result<Option<Self>, ChatError> {
-        tokenizer.chat_template().map(|source| Self::new(source, tokenizer.special_tokens())).transpose()
+        tokenizer
+            .chat_template()
+            .map(|source| Self::new(source, tokenizer.special_tokens()))
+            .transpose()
     }
 
     /// The text of a conversation; with `add_generation_prompt`, also what comes before the assistant's next answer.
@@ -126,7 +137,8 @@ impl ChatTemplate {
         environment.set_fuel(Some(fuel));
         let message = |m: &Message| Value::from_pairs([("role", m.role.as_str()), ("content", m.content.as_str())]);
         let messages: Value = messages.iter().map(message).collect();
-        let context = context! { messages, add_generation_prompt, tools => Value::from(()), documents => Value::from(()) };
+        let context =
+            context! { messages, add_generation_prompt, tools => Value::from(()), documents => Value::from(()) };
         guarded(|| environment.get_template(NAME)?.render(context)).map_err(ChatError::Render)
     }
 
@@ -142,18 +154,27 @@ impl ChatTemplate {
         let mut segments = Vec::new();
         let mut push = |text: &str, answer| {
             if !text.is_empty() {
-                segments.push(Segment { text: text.to_owned(), answer });
+                segments.push(Segment {
+                    text: text.to_owned(),
+                    answer,
+                });
             }
         };
         let mut done = 0;
         for (at, message) in messages.iter().enumerate().filter(|(_, m)| m.role == "assistant") {
-            let rewrites = || ChatError::Rewrites { message: at, role: message.role.clone() };
+            let rewrites = || ChatError::Rewrites {
+                message: at,
+                role: message.role.clone(),
+            };
             let prompt = self.render(&messages[..at], true)?;
             let turn = match at + 1 == messages.len() {
                 true => whole.clone(),
                 false => self.render(&messages[..=at], false)?,
             };
-            let answer = turn.strip_prefix(&*prompt).filter(|_| prompt.len() >= done && whole.starts_with(&*turn)).ok_or_else(rewrites)?;
+            let answer = turn
+                .strip_prefix(&*prompt)
+                .filter(|_| prompt.len() >= done && whole.starts_with(&*turn))
+                .ok_or_else(rewrites)?;
             let end = prompt.len() + answer_end(answer, message.content.trim());
             push(&whole[done..prompt.len()], false);
             push(&whole[prompt.len()..end], true);
@@ -200,14 +221,25 @@ fn tojson(value: &Value, options: Kwargs) -> Result<Value, minijinja::Error> {
     let ascii: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
     if ascii == Some(true) {
-        return Err(minijinja::Error::new(ErrorKind::InvalidOperation, "tojson: ensure_ascii is not supported"));
+        return Err(minijinja::Error::new(
+            ErrorKind::InvalidOperation,
+            "tojson: ensure_ascii is not supported",
+        ));
     }
     let mut out = Vec::new();
     let written = match indent {
-        Some(width) if width > 16 => return Err(minijinja::Error::new(ErrorKind::InvalidOperation, "tojson: indent is at most 16")),
+        Some(width) if width > 16 => {
+            return Err(minijinja::Error::new(
+                ErrorKind::InvalidOperation,
+                "tojson: indent is at most 16",
+            ));
+        }
         Some(width) => {
             let blanks = " ".repeat(width);
-            value.serialize(&mut Serializer::with_formatter(&mut out, PrettyFormatter::with_indent(blanks.as_bytes())))
+            value.serialize(&mut Serializer::with_formatter(
+                &mut out,
+                PrettyFormatter::with_indent(blanks.as_bytes()),
+            ))
         }
         None => value.serialize(&mut Serializer::with_formatter(&mut out, Spaced)),
     };
@@ -243,7 +275,11 @@ fn without_generation_tags(source: &str) -> String {
         out.push_str(before);
         let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
         let (tag, after) = tag.split_at(end);
-        let word = tag.trim_start_matches("{%").trim_end_matches("%}").trim_matches(['-', '+']).trim();
+        let word = tag
+            .trim_start_matches("{%")
+            .trim_end_matches("%}")
+            .trim_matches(['-', '+'])
+            .trim();
         match word {
             "generation" => out.push_str(&tag.replacen("generation", "if true", 1)),
             "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endif", 1)),

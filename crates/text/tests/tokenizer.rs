@@ -263,6 +263,8 @@ fn errors_name_the_place() {
     spec["model"]["continuing_subword_prefix"] = Value::Null;
     spec["model"]["vocab"]["a"] = json!(4_000_000_000_u32);
     assert!(invalid(spec.clone()).contains("the id 4000000000"));
+    let unigram = json!({"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 0}});
+    assert!(invalid(unigram).contains("model.type: `Unigram` is not supported"));
     assert!(invalid(json!({"version": "1.0"})).contains("missing field `model`"));
     let missing = Tokenizer::from_folder(&fixture("nowhere")).unwrap_err().to_string();
     assert!(missing.contains("nowhere/tokenizer.json"), "{missing}");

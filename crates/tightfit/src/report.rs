@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tightfit_plan::Summary;
 
-use crate::data::{DataReport, Text};
+use crate::data::{DataReport, Language, Text};
 use crate::job::Job;
 use crate::memory::format_bytes;
 use crate::settings::Settings;
@@ -91,7 +91,11 @@ impl Report {
             loss_first: None,
             loss_last: None,
             eval_loss: None,
-            entropy_floor: None,
+            entropy_floor: job
+                .settings
+                .data
+                .is_empty()
+                .then(|| Language::new(job.settings.seed).entropy_per_byte()),
             data: None,
             plan,
             model: job.model.to_hf(),
@@ -103,7 +107,6 @@ impl Report {
     pub fn prepared(&mut self, job: &Job, text: &Text, reserve_bytes: u64) {
         self.reserve_bytes = reserve_bytes;
         self.settings = job.settings.clone();
-        self.entropy_floor = text.entropy();
         self.data = text.report();
     }
 

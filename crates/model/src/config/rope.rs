@@ -145,8 +145,9 @@ pub(super) fn from_divisors(divisors: &[f32], head_dim: u64, theta: f64) -> Resu
     let frequencies = plain.inverse_frequencies().zip(scaled.inverse_frequencies());
     for (pair, (&divisor, (plain, scaled))) in divisors.iter().zip(frequencies).enumerate() {
         let expected = plain / scaled;
-        // Both sides round a few times.
-        if !((divisor - expected).abs() <= 1e-5 * expected) {
+        // Both sides round a few times. No NaN is close.
+        let close = (divisor - expected).abs() <= 1e-5 * expected;
+        if !close {
             let message =
                 format!("number {pair} is {divisor}, where Llama 3's scaling has {expected}: made by another rule");
             return Err(ModelError::field(DIVISORS, message));

@@ -265,6 +265,8 @@ fn unknown_families_are_refused_with_those_that_are_known() {
         "model_type is \"gemma\", which is not a family known here; known are llama, mistral, qwen2, qwen3"
     );
     assert_eq!(refused("{}"), "model_type: missing");
+    let long = refused(&json!({ "model_type": format!("a\u{1b}[2J\n{}", "b".repeat(1000)) }).to_string());
+    assert!(long.len() < 200 && !long.contains(char::is_control), "{long:?}");
     assert!(refused(r#"{"model_type": 1}"#).starts_with("model_type: 1"));
     assert!(refused(r#"{"model_type": "llama", "model_type": "llama"}"#).contains("\"model_type\" is given twice"));
 }

@@ -6,19 +6,18 @@ use tightfit_model::{DecoderConfig, ModelError, Naming, RowOrder, Sources};
 
 use crate::{CASES, config};
 
+/// The tensors of a checkpoint, with their shapes.
+type Tensors = BTreeMap<String, Vec<u64>>;
+
 /// A checkpoint with exactly the tensors of a model.
-fn complete(config: &DecoderConfig, naming: Naming) -> BTreeMap<String, Vec<u64>> {
+fn complete(config: &DecoderConfig, naming: Naming) -> Tensors {
     let weights = config.weights().unwrap();
     let named =
         |(weight, shape): (&String, &tightfit_ir::Shape)| (config.source(naming, weight).name, shape.dims().to_vec());
     weights.iter().map(named).collect()
 }
 
-fn sources(
-    config: &DecoderConfig,
-    naming: Naming,
-    tensors: &BTreeMap<String, Vec<u64>>,
-) -> Result<Sources, ModelError> {
+fn sources(config: &DecoderConfig, naming: Naming, tensors: &Tensors) -> Result<Sources, ModelError> {
     config.sources(
         naming,
         tensors.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())),
@@ -108,7 +107,7 @@ fn what_says_nothing_more_is_ignored() {
 fn what_does_not_fit_is_named() {
     let config = config("llama3");
     let tensors = complete(&config, Naming::HuggingFace);
-    let refused = |change: &dyn Fn(&mut BTreeMap<String, Vec<u64>>)| {
+    let refused = |change: &dyn Fn(&mut Tensors)| {
         let mut tensors = tensors.clone();
         change(&mut tensors);
         sources(&config, Naming::HuggingFace, &tensors).unwrap_err().to_string()

@@ -13,13 +13,18 @@ pub(super) fn cut(text: &str) -> usize {
     if text.len() <= CHUNK_BYTES {
         return text.len();
     }
-    let end = text.floor_char_boundary(CHUNK_BYTES);
-    let start = text.floor_char_boundary(CHUNK_BYTES / 2);
+    let end = boundary(text, CHUNK_BYTES);
+    let start = boundary(text, CHUNK_BYTES / 2);
     let last = |good: fn(&str, &str) -> bool| {
         let mut places = text[start..end].char_indices().rev().map(|(i, _)| start + i);
         places.find(|&place| good(&text[..place], &text[place..]))
     };
     last(between_lines).or_else(|| last(between_words)).unwrap_or(end)
+}
+
+/// The last character boundary that is not behind `at`.
+fn boundary(text: &str, at: usize) -> usize {
+    (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
 /// After the only line feed between a line and one that begins with a letter.

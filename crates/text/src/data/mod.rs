@@ -29,6 +29,7 @@ mod cut;
 mod encoder;
 mod entry;
 mod error;
+mod files;
 mod json;
 mod lines;
 mod options;

@@ -30,6 +30,9 @@ pub struct Options {
     pub skip_bad_lines: bool,
     /// The share held out for evaluation, in `0..1`: of the lines of a `.jsonl` file, of the pieces of a text file.
     pub eval_fraction: f64,
+    /// Whether documents of text end with the tokenizer's end of sequence, to be learned like any token. The perplexity of a text
+    /// is without it; completions end with it in any case.
+    pub end_documents: bool,
     /// Decides what is held out.
     pub seed: u64,
 }

@@ -1,24 +1,24 @@
 //! Reads data files, encodes, cuts, packs and writes.
 
 use std::{
-    fs::File,
     io::{self, BufReader},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
 };
 
 use crate::chat::Message;
 
 use super::{
-    encoder::{EncodeError, Encoder},
+    encoder::Encoder,
     entry::MAX_VOCAB_SIZE,
     error::DataError,
+    files::{DataFile, Kind, Place},
     json::{self, BadLine, Sample},
     lines::{Line, LineReader, MAX_LINE_BYTES},
     options::{Counts, Long, Options, Prepared, Progress, TokenFiles},
     pieces::{Cutter, Piece},
     split::RowSets,
-    text::{TextError, TextReader},
+    text::TextReader,
 };
 
 /// Malformed lines whose faults are kept for the report.
@@ -94,91 +94,7 @@ fn check(options: &Options) -> Result<(), DataError> {
     Ok(())
 }
 
-#[derive(Clone, Copy)]
-enum Kind {
-    Text,
-    Lines,
-}
-
-/// A data file, known to be there and to be one.
-struct DataFile<'a> {
-    path: &'a Path,
-    kind: Kind,
-    bytes: u64,
-}
-
-impl<'a> DataFile<'a> {
-    fn open(path: &'a Path) -> Result<Self, DataError> {
-        let owned = || path.to_owned();
-        // Asked before it is opened: opening a pipe waits for a writer.
-        let metadata = path
-            .metadata()
-            .map_err(|source| DataError::Open { path: owned(), source })?;
-        if !metadata.is_file() {
-            return Err(DataError::NotAFile { path: owned() });
-        }
-        let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
-        let kind = match extension.as_deref().and_then(|extension| extension.to_str()) {
-            Some("jsonl") => Kind::Lines,
-            Some("txt" | "text" | "md") => Kind::Text,
-            _ => return Err(DataError::Extension { path: owned() }),
-        };
-        Ok(Self {
-            path,
-            kind,
-            bytes: metadata.len(),
-        })
-    }
-
-    fn file(&self) -> Result<File, DataError> {
-        File::open(self.path).map_err(|source| DataError::Open {
-            path: self.path.to_owned(),
-            source,
-        })
-    }
-
-    fn read_error(&self, source: io::Error) -> DataError {
-        DataError::Read {
-            path: self.path.to_owned(),
-            source,
-        }
-    }
-
-    fn text_error(&self, error: TextError) -> DataError {
-        match error {
-            TextError::Read(source) => self.read_error(source),
-            TextError::NotText { line, offset, reason } => DataError::Text {
-                path: self.path.to_owned(),
-                line,
-                offset,
-                reason,
-            },
-        }
-    }
-
-    fn at(&self, line: u64) -> Place<'a> {
-        Place { path: self.path, line }
-    }
-}
-
-/// Where a sample came from.
-#[derive(Clone, Copy)]
-struct Place<'a> {
-    path: &'a Path,
-    line: u64,
-}
-
-impl Place<'_> {
-    fn encode_error(self, source: EncodeError) -> DataError {
-        DataError::Encode {
-            path: self.path.to_owned(),
-            line: self.line,
-            source,
-        }
-    }
-}
-
-/// What is handed on until the sample ends.
+/// How the sample at hand is cut and held out.
 #[derive(Clone, Copy)]
 struct Sink {
     long: Long,
@@ -230,7 +146,7 @@ impl Preparation<'_> {
             self.progress.at(reader.bytes(), self.tokens())?;
         }
         if !begin {
-            self.end_of_sequence(place, sink)?;
+            self.end_of_document(place, sink)?;
             self.end_of_sample(sink)?;
         }
         Ok(reader.bytes())
@@ -241,12 +157,13 @@ impl Preparation<'_> {
         let mut reader = LineReader::new(BufReader::new(file.file()?));
         while let Some((number, line)) = reader.next().map_err(|error| file.read_error(error))? {
             let place = file.at(number);
-            let sample = match line {
-                Line::Bytes(line) if line.trim_ascii().is_empty() => continue,
-                Line::Bytes(line) => json::parse(line),
-                Line::TooLong => Err(BadLine::new(format!("longer than {} MiB", MAX_LINE_BYTES >> 20))),
+            let result = match line {
+                Line::Bytes(line) if line.trim_ascii().is_empty() => Ok(()),
+                Line::Bytes(line) => json::parse(line)
+                    .map_err(Fault::Bad)
+                    .and_then(|sample| self.sample(sample, place)),
+                Line::TooLong => Err(BadLine::new(format!("longer than {} MiB", MAX_LINE_BYTES >> 20)).into()),
             };
-            let result = sample.map_err(Fault::Bad).and_then(|sample| self.sample(sample, place));
             match result {
                 Ok(()) => {}
                 Err(Fault::Bad(bad)) => self.bad_line(bad, place)?,
@@ -267,7 +184,7 @@ impl Preparation<'_> {
             Sample::Text(text) => {
                 not_empty("text", &text)?;
                 self.encode(&text, true, true, place, sink)?;
-                self.end_of_sequence(place, sink)?;
+                self.end_of_document(place, sink)?;
             }
             Sample::Completion { prompt, completion } => {
                 not_empty("completion", &completion)?;
@@ -361,7 +278,14 @@ impl Preparation<'_> {
             .map_err(write_error)
     }
 
-    /// Ends a document, if the tokenizer has a token for it and the document does not end with it.
+    fn end_of_document(&mut self, place: Place<'_>, sink: Sink) -> Result<(), DataError> {
+        if self.options.end_documents {
+            self.end_of_sequence(place, sink)?;
+        }
+        Ok(())
+    }
+
+    /// Ends a sample's text, if the tokenizer has a token for it and the text does not end with it.
     fn end_of_sequence(&mut self, place: Place<'_>, sink: Sink) -> Result<(), DataError> {
         match self.encoder.eos() {
             Some(eos) if self.cutter.last() != Some(eos) => self.push(eos, true, place, sink),

@@ -37,7 +37,9 @@ pub enum TokenizerError {
     #[error(transparent)]
     Metadata(#[from] tightfit_format::FormatError),
     /// GGUF metadata name a pre-tokenizer that this version does not know.
-    #[error("tokenizer.ggml.pre: the pre-tokenizer `{name}` is not known (known: {known}); a folder with tokenizer.json would do")]
+    #[error(
+        "tokenizer.ggml.pre: the pre-tokenizer `{name}` is not known (known: {known}); a folder with tokenizer.json would do"
+    )]
     UnknownPreTokenizer {
         /// The name in the file.
         name: String,
@@ -72,5 +74,6 @@ pub(super) fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result
 
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given")
+    text.or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("no reason given")
 }

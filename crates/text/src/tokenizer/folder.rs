@@ -9,7 +9,10 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
-use tokenizers::AddedToken;
+use tokenizers::models::bpe::BPE;
+use tokenizers::{
+    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+};
 
 /// The largest `tokenizer.json` that is read: twice the largest known (256k tokens, 33 MB).
 const TOKENIZER_LIMIT: u64 = 64 << 20;
@@ -79,6 +82,10 @@ enum Ids {
     Several(Vec<u32>),
 }
 
+/// A tokenizer that can only be BPE: read as one, a vocabulary goes straight into its table. To tell kinds of models apart, the crate
+/// would build a tree of it first, of thirty times the file's size.
+type BpeTokenizer = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
 impl Tokenizer {
     /// The tokenizer of a Hugging Face folder: `tokenizer.json`, with what `tokenizer_config.json`, `special_tokens_map.json`,
     /// `chat_template.jinja` and `generation_config.json` add where they are there.
@@ -104,7 +111,9 @@ impl Tokenizer {
         }
         let generation: Option<Generation> = read_json(&folder.join("generation_config.json"))?;
         let generation = match generation {
-            Some(Generation { eos_token_id: Some(ids) }) => Some(ids),
+            Some(Generation {
+                eos_token_id: Some(ids),
+            }) => Some(ids),
             _ => read_json::<Generation>(&folder.join("config.json"))?.and_then(|c| c.eos_token_id),
         };
         let eos_ids = match generation {
@@ -135,15 +144,27 @@ impl Tokenizer {
         match &self.source {
             Source::Folder { path, sha256 } => {
                 let mut files = Vec::new();
-                for (name, limit) in [(TOKENIZER, TOKENIZER_LIMIT), (CONFIG, CONFIG_LIMIT), (SPECIAL, CONFIG_LIMIT), (TEMPLATE, CONFIG_LIMIT)] {
+                for (name, limit) in [
+                    (TOKENIZER, TOKENIZER_LIMIT),
+                    (CONFIG, CONFIG_LIMIT),
+                    (SPECIAL, CONFIG_LIMIT),
+                    (TEMPLATE, CONFIG_LIMIT),
+                ] {
                     files.extend(read(&path.join(name), limit)?.map(|bytes| (name.to_owned(), bytes)));
                 }
                 match files.first() {
                     Some((name, bytes)) if name == TOKENIZER && Sha256::digest(bytes)[..] == *sha256 => Ok(files),
-                    _ => Err(TokenizerError::invalid(path.join(TOKENIZER).display().to_string(), "changed since it was read")),
+                    _ => Err(TokenizerError::invalid(
+                        path.join(TOKENIZER).display().to_string(),
+                        "changed since it was read",
+                    )),
                 }
             }
-            Source::Memory { add_bos_token, add_eos_token, model_max_length } => {
+            Source::Memory {
+                add_bos_token,
+                add_eos_token,
+                model_max_length,
+            } => {
                 let written = guarded(|| Ok(serde_json::to_vec(&self.inner)?));
                 let tokenizer = written.map_err(|e| TokenizerError::invalid(TOKENIZER, e))?;
                 let SpecialTokens { bos, eos, pad, unk } = &self.special;
@@ -177,28 +198,56 @@ impl Tokenizer {
 
 /// Builds a tokenizer as transformers does from the same files: added tokens that only the configuration has are added, tokens with
 /// a role are special, and `add_bos_token`/`add_eos_token`, where given, replace the post-processor.
-fn build(json: &[u8], place: &str, config: Config, eos_ids: Vec<u32>, folder: Option<&Path>) -> Result<Tokenizer, TokenizerError> {
+fn build(
+    json: &[u8],
+    place: &str,
+    config: Config,
+    eos_ids: Vec<u32>,
+    folder: Option<&Path>,
+) -> Result<Tokenizer, TokenizerError> {
     let invalid = |why: String| TokenizerError::invalid(place, why);
     let mut vocab_size = scan::vocab_size(json, place)?;
-    let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(json)).map_err(invalid)?;
+    let mut inner = guarded(|| Ok(tokenizers::Tokenizer::from(BpeTokenizer::from_bytes(json)?))).map_err(invalid)?;
     // Training rows have lengths of their own.
-    guarded(|| inner.with_truncation(None).map(drop).map_err(Into::into)).map_err(invalid)?;
+    guarded(|| inner.with_truncation(None).map(drop)).map_err(invalid)?;
     inner.with_padding(None);
 
     let present = inner.get_added_tokens_decoder();
     let is_present = |content: &str| present.values().any(|t| t.content == content);
-    let listed = config.added_tokens_decoder.into_values().filter(|t| !is_present(&t.content)).collect::<Vec<_>>();
+    let listed = config
+        .added_tokens_decoder
+        .into_values()
+        .filter(|t| !is_present(&t.content))
+        .collect::<Vec<_>>();
     let mut add = |tokens: Vec<AddedToken>| guarded(|| inner.add_tokens(tokens)).map_err(invalid);
     add(listed)?;
-    let [bos, eos, pad, unk] = [config.bos_token, config.eos_token, config.pad_token, config.unk_token].map(|t| t.map(Named::content));
-    let more = config.additional_special_tokens.unwrap_or_default().into_iter().map(Named::content);
+    let [bos, eos, pad, unk] =
+        [config.bos_token, config.eos_token, config.pad_token, config.unk_token].map(|t| t.map(Named::content));
+    let more = config
+        .additional_special_tokens
+        .unwrap_or_default()
+        .into_iter()
+        .map(Named::content);
     let roles = [&bos, &eos, &pad, &unk].into_iter().flatten().cloned().chain(more);
-    add(roles.filter(|content| !is_present(content)).map(|content| AddedToken::from(content, true)).collect())?;
+    add(roles
+        .filter(|content| !is_present(content))
+        .map(|content| AddedToken::from(content, true))
+        .collect())?;
 
     let token = |content: Option<String>| {
-        content.and_then(|content| Some(SpecialToken { id: inner.token_to_id(&content)?, content }))
+        content.and_then(|content| {
+            Some(SpecialToken {
+                id: inner.token_to_id(&content)?,
+                content,
+            })
+        })
     };
-    let special = SpecialTokens { bos: token(bos), eos: token(eos), pad: token(pad), unk: token(unk) };
+    let special = SpecialTokens {
+        bos: token(bos),
+        eos: token(eos),
+        pad: token(pad),
+        unk: token(unk),
+    };
     for id in inner.get_added_vocabulary().get_added_tokens_decoder().keys() {
         vocab_size = vocab_size.max(*id as usize + 1);
     }
@@ -210,28 +259,55 @@ fn build(json: &[u8], place: &str, config: Config, eos_ids: Vec<u32>, folder: Op
     }
     let sha256: [u8; 32] = Sha256::digest(json).into();
     let source = match folder {
-        Some(path) => Source::Folder { path: path.to_owned(), sha256 },
-        None => Source::Memory { add_bos_token: false, add_eos_token: false, model_max_length: None },
+        Some(path) => Source::Folder {
+            path: path.to_owned(),
+            sha256,
+        },
+        None => Source::Memory {
+            add_bos_token: false,
+            add_eos_token: false,
+            model_max_length: None,
+        },
     };
     let chat_template = config.chat_template.and_then(|templates| match templates {
         Templates::One(template) => Some(template),
         Templates::Several(list) => {
             let only = list.len() == 1;
-            list.into_iter().find(|t| only || t.name == "default").map(|t| t.template)
+            list.into_iter()
+                .find(|t| only || t.name == "default")
+                .map(|t| t.template)
         }
     });
     let hash = Sha256::new().chain_update(sha256);
-    Tokenizer::new(inner, place, Parts { special, eos_ids, vocab_size, chat_template, source, hash })
+    Tokenizer::new(
+        inner,
+        place,
+        Parts {
+            special,
+            eos_ids,
+            vocab_size,
+            chat_template,
+            source,
+            hash,
+        },
+    )
 }
 
 /// A file, or none if it is not there.
 fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TokenizerError> {
-    let failed = |source| TokenizerError::Read { path: path.to_owned(), source };
+    let failed = |source| TokenizerError::Read {
+        path: path.to_owned(),
+        source,
+    };
     let file = match File::open(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         file => file.map_err(failed)?,
     };
-    within(file.metadata().map_err(failed)?.len(), limit, &path.display().to_string())?;
+    within(
+        file.metadata().map_err(failed)?.len(),
+        limit,
+        &path.display().to_string(),
+    )?;
     let mut bytes = Vec::new();
     // The file may have grown since, or be a pipe.
     file.take(limit).read_to_end(&mut bytes).map_err(failed)?;
@@ -240,12 +316,18 @@ fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TokenizerError> {
 
 fn within(bytes: u64, limit: u64, place: &str) -> Result<(), TokenizerError> {
     if bytes > limit {
-        return Err(TokenizerError::TooLarge { place: place.to_owned(), bytes, limit });
+        return Err(TokenizerError::TooLarge {
+            place: place.to_owned(),
+            bytes,
+            limit,
+        });
     }
     Ok(())
 }
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, TokenizerError> {
     let invalid = |e| TokenizerError::invalid(path.display().to_string(), e);
-    read(path, CONFIG_LIMIT)?.map(|bytes| serde_json::from_slice(&bytes).map_err(invalid)).transpose()
+    read(path, CONFIG_LIMIT)?
+        .map(|bytes| serde_json::from_slice(&bytes).map_err(invalid))
+        .transpose()
 }

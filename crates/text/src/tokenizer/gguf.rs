@@ -17,7 +17,8 @@ use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWra
 /// Llama 3 (and, before it, cl100k): words with one leading character that is no letter, digits by three, contractions in any case.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Qwen 2: the same with single digits.
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Mistral Nemo's Tekken: words split where case changes, no contractions.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -50,10 +51,31 @@ const GPT2: PreTokenizer = PreTokenizer {
 
 const PRE_TOKENIZERS: [PreTokenizer; 5] = [
     GPT2,
-    PreTokenizer { names: &["smollm", "starcoder", "refact"], digits: true, ..GPT2 },
-    PreTokenizer { names: &["qwen2"], nfc: true, split: Some(QWEN2), ..GPT2 },
-    PreTokenizer { names: &["llama-bpe", "llama3", "llama-v3"], split: Some(LLAMA3), ignore_merges: true, add_bos: true, ..GPT2 },
-    PreTokenizer { names: &["tekken"], split: Some(TEKKEN), ignore_merges: true, add_bos: true, ..GPT2 },
+    PreTokenizer {
+        names: &["smollm", "starcoder", "refact"],
+        digits: true,
+        ..GPT2
+    },
+    PreTokenizer {
+        names: &["qwen2"],
+        nfc: true,
+        split: Some(QWEN2),
+        ..GPT2
+    },
+    PreTokenizer {
+        names: &["llama-bpe", "llama3", "llama-v3"],
+        split: Some(LLAMA3),
+        ignore_merges: true,
+        add_bos: true,
+        ..GPT2
+    },
+    PreTokenizer {
+        names: &["tekken"],
+        split: Some(TEKKEN),
+        ignore_merges: true,
+        add_bos: true,
+        ..GPT2
+    },
 ];
 
 /// Values of `tokenizer.ggml.token_type`.
@@ -89,7 +111,10 @@ impl<'m> Vocabulary<'m> {
         }
         let types = metadata.u64s(TYPES)?.unwrap_or_default();
         if !types.is_empty() && types.len() != tokens.len() {
-            return Err(TokenizerError::invalid(TYPES, format!("{} types for {} tokens", types.len(), tokens.len())));
+            return Err(TokenizerError::invalid(
+                TYPES,
+                format!("{} types for {} tokens", types.len(), tokens.len()),
+            ));
         }
         Ok(Self { tokens, types })
     }
@@ -100,16 +125,24 @@ impl<'m> Vocabulary<'m> {
 
     /// Where a token is there twice, the later id counts, as in the Python dictionaries of transformers.
     fn ids(&self) -> Vocab {
-        self.tokens.iter().zip(0..).map(|(token, id)| (token.clone(), id)).collect()
+        self.tokens
+            .iter()
+            .zip(0..)
+            .map(|(token, id)| (token.clone(), id))
+            .collect()
     }
 
     /// The token whose id is the value of `key`.
     fn special(&self, metadata: &Metadata, key: &str) -> Result<Option<SpecialToken>, TokenizerError> {
         let Some(id) = metadata.u64(key)? else { return Ok(None) };
         let token = usize::try_from(id).ok().and_then(|id| self.tokens.get(id));
-        let token = token.ok_or_else(|| TokenizerError::invalid(key, format!("{id}, but there are {} tokens", self.tokens.len())))?;
+        let token = token
+            .ok_or_else(|| TokenizerError::invalid(key, format!("{id}, but there are {} tokens", self.tokens.len())))?;
         // Below the number of tokens, of which the file has less than 2^32 bytes each; `id` is an index of a list in memory.
-        Ok(Some(SpecialToken { id: id as u32, content: token.clone() }))
+        Ok(Some(SpecialToken {
+            id: id as u32,
+            content: token.clone(),
+        }))
     }
 }
 
@@ -130,7 +163,9 @@ impl Tokenizer {
             pad: vocabulary.special(metadata, "tokenizer.ggml.padding_token_id")?,
             unk: vocabulary.special(metadata, "tokenizer.ggml.unknown_token_id")?,
         };
-        let model = metadata.str(MODEL)?.ok_or_else(|| TokenizerError::invalid(MODEL, "missing: the file has no tokenizer"))?;
+        let model = metadata
+            .str(MODEL)?
+            .ok_or_else(|| TokenizerError::invalid(MODEL, "missing: the file has no tokenizer"))?;
         let (mut inner, add_bos) = match model {
             "gpt2" => {
                 let pre = pre_tokenizer(metadata.str(PRE)?)?;
@@ -147,7 +182,10 @@ impl Tokenizer {
 
         let add_bos_token = metadata.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(add_bos) && special.bos.is_some();
         let add_eos_token = metadata.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false) && special.eos.is_some();
-        let (bos, eos) = (special.bos.as_ref().filter(|_| add_bos_token), special.eos.as_ref().filter(|_| add_eos_token));
+        let (bos, eos) = (
+            special.bos.as_ref().filter(|_| add_bos_token),
+            special.eos.as_ref().filter(|_| add_eos_token),
+        );
         inner.with_post_processor(surround(bos, eos));
 
         let end_of_turn = vocabulary.special(metadata, "tokenizer.ggml.eot_token_id")?;
@@ -159,7 +197,11 @@ impl Tokenizer {
             eos_ids: end_of_turn.iter().map(|t| t.id).collect(),
             vocab_size: vocabulary.tokens.len(),
             chat_template: metadata.str("tokenizer.chat_template")?.map(str::to_owned),
-            source: Source::Memory { add_bos_token, add_eos_token, model_max_length: context_length },
+            source: Source::Memory {
+                add_bos_token,
+                add_eos_token,
+                model_max_length: context_length,
+            },
             hash: digest(&vocabulary, metadata)?,
             special,
         };
@@ -169,24 +211,46 @@ impl Tokenizer {
 
 fn pre_tokenizer(name: Option<&str>) -> Result<&'static PreTokenizer, TokenizerError> {
     let name = name.unwrap_or("default");
-    PRE_TOKENIZERS.iter().find(|pre| pre.names.contains(&name)).ok_or_else(|| TokenizerError::UnknownPreTokenizer {
-        name: name.to_owned(),
-        known: PRE_TOKENIZERS.iter().flat_map(|pre| pre.names).copied().collect::<Vec<_>>().join(", "),
-    })
+    PRE_TOKENIZERS
+        .iter()
+        .find(|pre| pre.names.contains(&name))
+        .ok_or_else(|| TokenizerError::UnknownPreTokenizer {
+            name: name.to_owned(),
+            known: PRE_TOKENIZERS
+                .iter()
+                .flat_map(|pre| pre.names)
+                .copied()
+                .collect::<Vec<_>>()
+                .join(", "),
+        })
 }
 
-fn byte_level(vocabulary: &Vocabulary, pre: &PreTokenizer, metadata: &Metadata) -> Result<tokenizers::Tokenizer, TokenizerError> {
-    let merges = metadata.strs(MERGES)?.ok_or_else(|| TokenizerError::invalid(MERGES, "missing"))?;
-    let model = BPE::builder().vocab_and_merges(vocabulary.ids(), split_merges(merges)?).ignore_merges(pre.ignore_merges);
-    let mut inner = tokenizers::Tokenizer::new(guarded(|| model.build()).map_err(|e| TokenizerError::invalid(MERGES, e))?);
+fn byte_level(
+    vocabulary: &Vocabulary,
+    pre: &PreTokenizer,
+    metadata: &Metadata,
+) -> Result<tokenizers::Tokenizer, TokenizerError> {
+    let merges = metadata
+        .strs(MERGES)?
+        .ok_or_else(|| TokenizerError::invalid(MERGES, "missing"))?;
+    let model = BPE::builder()
+        .vocab_and_merges(vocabulary.ids(), split_merges(merges)?)
+        .ignore_merges(pre.ignore_merges);
+    let mut inner =
+        tokenizers::Tokenizer::new(guarded(|| model.build()).map_err(|e| TokenizerError::invalid(MERGES, e))?);
     let words = match pre.split {
         Some(regex) => json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false}),
         None if pre.digits => json!({"type": "Digits", "individual_digits": true}),
         None => Value::Null,
     };
     let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": pre.split.is_none()});
-    let steps: Vec<Value> = [words, bytes.clone()].into_iter().filter(|step| !step.is_null()).collect();
-    inner.with_pre_tokenizer(Some(part::<PreTokenizerWrapper>(json!({"type": "Sequence", "pretokenizers": steps}))?));
+    let steps: Vec<Value> = [words, bytes.clone()]
+        .into_iter()
+        .filter(|step| !step.is_null())
+        .collect();
+    inner.with_pre_tokenizer(Some(part::<PreTokenizerWrapper>(
+        json!({"type": "Sequence", "pretokenizers": steps}),
+    )?));
     inner.with_decoder(Some(part::<DecoderWrapper>(bytes)?));
     if pre.nfc {
         let nfc = part::<NormalizerWrapper>(json!({"type": "NFC"}))?;
@@ -198,12 +262,19 @@ fn byte_level(vocabulary: &Vocabulary, pre: &PreTokenizer, metadata: &Metadata) 
 fn split_merges(merges: &[String]) -> Result<Merges, TokenizerError> {
     let split = |(at, merge): (usize, &String)| match merge.split_once(' ') {
         Some((left, right)) if !right.contains(' ') => Ok((left.to_owned(), right.to_owned())),
-        _ => Err(TokenizerError::invalid(MERGES, format!("merge {at} is not two tokens with a space between them"))),
+        _ => Err(TokenizerError::invalid(
+            MERGES,
+            format!("merge {at} is not two tokens with a space between them"),
+        )),
     };
     merges.iter().enumerate().map(split).collect()
 }
 
-fn sentencepiece(vocabulary: &Vocabulary, unk: Option<&SpecialToken>, metadata: &Metadata) -> Result<tokenizers::Tokenizer, TokenizerError> {
+fn sentencepiece(
+    vocabulary: &Vocabulary,
+    unk: Option<&SpecialToken>,
+    metadata: &Metadata,
+) -> Result<tokenizers::Tokenizer, TokenizerError> {
     const SQUEEZE: &str = "tokenizer.ggml.remove_extra_whitespaces";
     if metadata.bool(SQUEEZE)?.unwrap_or(false) {
         return Err(TokenizerError::invalid(SQUEEZE, "not supported"));
@@ -212,12 +283,19 @@ fn sentencepiece(vocabulary: &Vocabulary, unk: Option<&SpecialToken>, metadata: 
         Some(merges) => split_merges(merges)?,
         None => merges_of_scores(vocabulary, metadata)?,
     };
-    let mut model = BPE::builder().vocab_and_merges(vocabulary.ids(), merges).fuse_unk(true).byte_fallback(true);
+    let mut model = BPE::builder()
+        .vocab_and_merges(vocabulary.ids(), merges)
+        .fuse_unk(true)
+        .byte_fallback(true);
     let unknown = (0..vocabulary.tokens.len()).find(|&id| vocabulary.kind(id) == kind::UNKNOWN);
-    if let Some(unk) = unk.map(|t| &t.content).or_else(|| unknown.map(|id| &vocabulary.tokens[id])) {
+    if let Some(unk) = unk
+        .map(|t| &t.content)
+        .or_else(|| unknown.map(|id| &vocabulary.tokens[id]))
+    {
         model = model.unk_token(unk.clone());
     }
-    let mut inner = tokenizers::Tokenizer::new(guarded(|| model.build()).map_err(|e| TokenizerError::invalid(TOKENS, e))?);
+    let mut inner =
+        tokenizers::Tokenizer::new(guarded(|| model.build()).map_err(|e| TokenizerError::invalid(TOKENS, e))?);
     let prefix = metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let scheme = if prefix { "first" } else { "never" };
     let spaces = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false});
@@ -230,7 +308,9 @@ fn sentencepiece(vocabulary: &Vocabulary, unk: Option<&SpecialToken>, metadata: 
     if prefix {
         steps.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
-    inner.with_decoder(Some(part::<DecoderWrapper>(json!({"type": "Sequence", "decoders": steps}))?));
+    inner.with_decoder(Some(part::<DecoderWrapper>(
+        json!({"type": "Sequence", "decoders": steps}),
+    )?));
     Ok(inner)
 }
 
@@ -239,7 +319,10 @@ fn sentencepiece(vocabulary: &Vocabulary, unk: Option<&SpecialToken>, metadata: 
 fn merges_of_scores(vocabulary: &Vocabulary, metadata: &Metadata) -> Result<Merges, TokenizerError> {
     let scores = metadata.f64s(SCORES)?.unwrap_or_default();
     if scores.len() != vocabulary.tokens.len() {
-        return Err(TokenizerError::invalid(SCORES, format!("{} scores for {} tokens", scores.len(), vocabulary.tokens.len())));
+        return Err(TokenizerError::invalid(
+            SCORES,
+            format!("{} scores for {} tokens", scores.len(), vocabulary.tokens.len()),
+        ));
     }
     let mergeable = |id: &usize| matches!(vocabulary.kind(*id), kind::NORMAL | kind::USER_DEFINED);
     let parts: HashSet<&str> = vocabulary.tokens.iter().map(String::as_str).collect();
@@ -253,7 +336,10 @@ fn merges_of_scores(vocabulary: &Vocabulary, metadata: &Metadata) -> Result<Merg
             if vocabulary.kind(id) == kind::USER_DEFINED {
                 continue;
             }
-            return Err(TokenizerError::invalid(TOKENS, format!("token {id} has {} bytes, more than {LONGEST}", token.len())));
+            return Err(TokenizerError::invalid(
+                TOKENS,
+                format!("token {id} has {} bytes, more than {LONGEST}", token.len()),
+            ));
         }
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
@@ -263,11 +349,17 @@ fn merges_of_scores(vocabulary: &Vocabulary, metadata: &Metadata) -> Result<Merg
             }
         }
         if used > room {
-            return Err(TokenizerError::invalid(TOKENS, "its tokens can be merged in too many ways"));
+            return Err(TokenizerError::invalid(
+                TOKENS,
+                "its tokens can be merged in too many ways",
+            ));
         }
     }
     merges.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
-    Ok(merges.into_iter().map(|(_, _, left, right)| (left.to_owned(), right.to_owned())).collect())
+    Ok(merges
+        .into_iter()
+        .map(|(_, _, left, right)| (left.to_owned(), right.to_owned()))
+        .collect())
 }
 
 /// The tokens that are found in a text before anything else: control tokens and those with a role (left out by `skip_special`),
@@ -291,10 +383,19 @@ pub(super) fn surround(bos: Option<&SpecialToken>, eos: Option<&SpecialToken>) -
     let token = |t: &SpecialToken, sequence: u32| json!({"SpecialToken": {"id": t.content, "type_id": sequence}});
     let around = |name: &str, sequence: u32| -> Vec<Value> {
         let text = json!({"Sequence": {"id": name, "type_id": sequence}});
-        bos.map(|t| token(t, sequence)).into_iter().chain([text]).chain(eos.map(|t| token(t, sequence))).collect()
+        bos.map(|t| token(t, sequence))
+            .into_iter()
+            .chain([text])
+            .chain(eos.map(|t| token(t, sequence)))
+            .collect()
     };
     let used = bos.into_iter().chain(eos);
-    let used = used.map(|t| (t.content.clone(), json!({"id": t.content, "ids": [t.id], "tokens": [t.content]})));
+    let used = used.map(|t| {
+        (
+            t.content.clone(),
+            json!({"id": t.content, "ids": [t.id], "tokens": [t.content]}),
+        )
+    });
     let template = json!({
         "type": "TemplateProcessing",
         "single": around("A", 0),
@@ -325,8 +426,17 @@ fn digest(vocabulary: &Vocabulary, metadata: &Metadata) -> Result<Sha256, Tokeni
         text(&list.len().to_string());
         list.iter().for_each(|item| text(item));
     }
-    text(&metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true).to_string());
+    text(
+        &metadata
+            .bool("tokenizer.ggml.add_space_prefix")?
+            .unwrap_or(true)
+            .to_string(),
+    );
     vocabulary.types.iter().for_each(|kind| hash.update(kind.to_le_bytes()));
-    metadata.f64s(SCORES)?.unwrap_or_default().iter().for_each(|score| hash.update(score.to_le_bytes()));
+    metadata
+        .f64s(SCORES)?
+        .unwrap_or_default()
+        .iter()
+        .for_each(|score| hash.update(score.to_le_bytes()));
     Ok(hash)
 }

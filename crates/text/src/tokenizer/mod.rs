@@ -14,7 +14,7 @@ mod pieces;
 mod scan;
 mod stream;
 
-use pieces::Cutter;
+use pieces::{Cutter, Piece};
 use sha2::{Digest, Sha256};
 use std::path::PathBuf;
 
@@ -98,22 +98,64 @@ impl Tokenizer {
     ///
     /// # Errors
     /// As [`Tokenizer::encode`]; `sink` may have been given some ids by then.
-    pub fn encode_pieces(&self, text: &str, add_special: bool, sink: &mut impl FnMut(&[u32])) -> Result<(), TokenizerError> {
+    pub fn encode_pieces(
+        &self,
+        text: &str,
+        add_special: bool,
+        sink: &mut impl FnMut(&[u32]),
+    ) -> Result<(), TokenizerError> {
         if add_special && !self.before.is_empty() {
             sink(&self.before);
         }
-        for piece in self.cutter.pieces(text) {
-            let encoding = guarded(|| self.inner.encode_fast(piece.text, false)).map_err(TokenizerError::Encode)?;
+        self.encode_each(self.cutter.pieces(text), sink)?;
+        if add_special && !self.after.is_empty() {
+            sink(&self.after);
+        }
+        Ok(())
+    }
+
+    /// [`Tokenizer::encode_pieces`] for a text that goes on after another one, such as an answer after its question: nothing is put
+    /// before or after it, also not the space that SentencePiece puts before a text.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_continued(&self, text: &str, sink: &mut impl FnMut(&[u32])) -> Result<(), TokenizerError> {
+        const LEAD: &str = "\n";
+        let mut pieces = self.cutter.pieces(text);
+        // Where a space would be put in front, a newline takes that place: nothing merges with it, so its tokens can be left out again.
+        if self.cutter.newline_leads()
+            && let Some(first) = pieces.next()
+        {
+            let (lead, ids) = (
+                self.encode_whole(LEAD)?,
+                self.encode_whole(&format!("{LEAD}{}", first.text))?,
+            );
+            match ids.get_ids().strip_prefix(lead.get_ids()) {
+                Some(ids) => sink(ids),
+                None => self.encode_each([first], sink)?,
+            }
+        }
+        self.encode_each(pieces, sink)
+    }
+
+    fn encode_each<'t>(
+        &self,
+        pieces: impl IntoIterator<Item = Piece<'t>>,
+        sink: &mut impl FnMut(&[u32]),
+    ) -> Result<(), TokenizerError> {
+        for piece in pieces {
+            let encoding = self.encode_whole(piece.text)?;
             let ids = encoding.get_ids();
             sink(match piece.leave_out {
                 Some(id) if ids.first() == Some(&id) => &ids[1..],
                 _ => ids,
             });
         }
-        if add_special && !self.after.is_empty() {
-            sink(&self.after);
-        }
         Ok(())
+    }
+
+    fn encode_whole(&self, text: &str) -> Result<tokenizers::Encoding, TokenizerError> {
+        guarded(|| self.inner.encode_fast(text, false)).map_err(TokenizerError::Encode)
     }
 
     /// The text of `ids`; special tokens are left out with `skip_special`, and ids that the tokenizer does not have always are.
@@ -190,8 +232,15 @@ impl Tokenizer {
     fn new(inner: tokenizers::Tokenizer, place: &str, parts: Parts) -> Result<Self, TokenizerError> {
         let invalid = |why: String| TokenizerError::invalid(place, why);
         let (before, after) = surroundings(&inner).map_err(invalid)?;
-        let cutter = Cutter::new(&inner);
-        let Parts { special, mut eos_ids, vocab_size, chat_template, source, mut hash } = parts;
+        let cutter = Cutter::new(&inner, pieces::PIECE);
+        let Parts {
+            special,
+            mut eos_ids,
+            vocab_size,
+            chat_template,
+            source,
+            mut hash,
+        } = parts;
         for id in before.iter().chain(&after) {
             hash.update(id.to_le_bytes());
         }
@@ -201,7 +250,18 @@ impl Tokenizer {
         eos_ids.extend(special.eos.iter().map(|t| t.id));
         eos_ids.sort_unstable();
         eos_ids.dedup();
-        Ok(Self { inner, cutter, before, after, special, eos_ids, vocab_size, chat_template, source, fingerprint })
+        Ok(Self {
+            inner,
+            cutter,
+            before,
+            after,
+            special,
+            eos_ids,
+            vocab_size,
+            chat_template,
+            source,
+            fingerprint,
+        })
     }
 }
 

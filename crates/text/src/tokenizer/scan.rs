@@ -17,6 +17,7 @@ struct Head {
 
 #[derive(Deserialize)]
 struct Model {
+    r#type: Option<String>,
     dropout: Option<f64>,
     continuing_subword_prefix: Option<String>,
     vocab: HighestId,
@@ -25,16 +26,26 @@ struct Model {
 /// One more than the highest id of the model and the added tokens.
 ///
 /// # Errors
-/// JSON that is none, ids above 2^24, BPE dropout (encoding would be random), and a `continuing_subword_prefix` in a BPE model (the
+/// JSON that is none, models that are not BPE, ids above 2^24, BPE dropout (encoding would be random), and a `continuing_subword_prefix` in a BPE model (the
 /// crate cuts every merge by its length unseen).
 pub(super) fn vocab_size(json: &[u8], place: &str) -> Result<usize, TokenizerError> {
     let invalid = |why: String| TokenizerError::invalid(place, why);
     let head: Head = serde_json::from_slice(json).map_err(|e| invalid(e.to_string()))?;
+    // Old files do not say; then it is BPE if it has merges, which the crate asks for.
+    if let Some(kind) = head.model.r#type.filter(|kind| kind != "BPE") {
+        return Err(invalid(format!("model.type: `{kind}` is not supported (`BPE` is)")));
+    }
     if head.model.dropout.is_some_and(|p| p != 0.0) {
         return Err(invalid("model.dropout: tokens would be random".into()));
     }
-    if head.model.continuing_subword_prefix.is_some_and(|prefix| !prefix.is_empty()) {
-        return Err(invalid("model.continuing_subword_prefix: word pieces are not supported".into()));
+    if head
+        .model
+        .continuing_subword_prefix
+        .is_some_and(|prefix| !prefix.is_empty())
+    {
+        return Err(invalid(
+            "model.continuing_subword_prefix: word pieces are not supported".into(),
+        ));
     }
     let size = head.model.vocab.0.max(head.added_tokens.0);
     if size > MAX_ID + 1 {
@@ -43,7 +54,7 @@ pub(super) fn vocab_size(json: &[u8], place: &str) -> Result<usize, TokenizerErr
     Ok(size as usize)
 }
 
-/// One more than the highest id of `vocab`: a map from tokens to ids, or (unigram) a list, whose indices are ids.
+/// One more than the highest id of `vocab`: a map from tokens to ids, or (unigram, refused after this) a list.
 struct HighestId(u64);
 
 impl<'de> Deserialize<'de> for HighestId {

@@ -1,5 +1,6 @@
 //! Decoding while tokens are generated.
 
+use super::pieces::char_boundary;
 use super::{Tokenizer, TokenizerError};
 
 /// A character has at most four bytes, and every token of a byte-level or byte-fallback vocabulary at least one. Tokens may end one
@@ -21,7 +22,12 @@ pub struct DecodeStream<'a> {
 
 impl<'a> DecodeStream<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer, skip_special: bool) -> Self {
-        Self { tokenizer, skip_special, ids: Vec::new(), given: 0 }
+        Self {
+            tokenizer,
+            skip_special,
+            ids: Vec::new(),
+            given: 0,
+        }
     }
 
     /// Takes the next token; gives the text that is certain by now, which may be none.
@@ -58,7 +64,7 @@ impl<'a> DecodeStream<'a> {
             Some(rest) => Ok(rest.to_owned()),
             // Byte fallback decodes a run of bytes as one, so a bad byte can spoil what was given: wait, then give what follows it.
             None => {
-                let at = all.floor_char_boundary(known.len().min(all.len()));
+                let at = char_boundary(&all, known.len());
                 Ok(all.split_off(at))
             }
         }

@@ -186,7 +186,7 @@ fn bad_lines_are_errors_that_name_the_place() {
         ),
         (
             "{\"messages\": [{\"role\": \"u\", \"content\": {}}]}",
-            "2:40: invalid type: map, expected a string for `content`",
+            "2:41: invalid type: map, expected a string for `content`",
         ),
         (
             "{\"messages\": [\"a\"]}",

@@ -113,6 +113,7 @@ fn settings_out_of_range_are_refused() {
         (
             Options {
                 eval_fraction: 1.0,
+                end_documents: true,
                 ..sound()
             },
             "eval_fraction",
@@ -120,6 +121,7 @@ fn settings_out_of_range_are_refused() {
         (
             Options {
                 eval_fraction: -0.1,
+                end_documents: true,
                 ..sound()
             },
             "eval_fraction",
@@ -127,6 +129,7 @@ fn settings_out_of_range_are_refused() {
         (
             Options {
                 eval_fraction: f64::NAN,
+                end_documents: true,
                 ..sound()
             },
             "eval_fraction",

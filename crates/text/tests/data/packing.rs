@@ -119,6 +119,7 @@ proptest! {
             long: if drop { Long::Drop } else { Long::Split },
             stride: stride.map(|stride| stride.min(seq)),
             eval_fraction: eval,
+            end_documents: true,
             seed,
             ..options(seq)
         };
@@ -160,6 +161,7 @@ fn a_share_is_held_out_by_sample() {
         let options = Options {
             vocab_size: VOCAB_SIZE,
             eval_fraction: 0.1,
+            end_documents: true,
             seed,
             ..options(10)
         };
@@ -191,6 +193,7 @@ fn a_share_is_held_out_by_sample() {
 fn pieces_of_a_text_file_are_held_out() {
     let options = Options {
         eval_fraction: 0.2,
+        end_documents: true,
         ..options(10)
     };
     let done = run_on(&Bytes { chat: false }, &options, "a.txt", "0123456789".repeat(1000)).unwrap();
@@ -205,6 +208,7 @@ fn small_files_have_rows_on_both_sides() {
     for seed in 0..20 {
         let options = Options {
             eval_fraction: if seed < 10 { 0.01 } else { 0.99 },
+            end_documents: true,
             seed,
             ..options(4)
         };

@@ -88,6 +88,7 @@ pub fn options(seq: usize) -> Options {
         stride: None,
         skip_bad_lines: false,
         eval_fraction: 0.0,
+        end_documents: true,
         seed: 0,
     }
 }

@@ -109,6 +109,7 @@ fn batches(args: &EvalArgs, model: &Pretrained) -> Result<(Batches, DataReport),
         stride: args.stride.map(|stride| stride as usize),
         skip_bad_lines: args.skip_bad_lines,
         eval_fraction: 0.0,
+        end_documents: false,
         seed: 0,
     };
     let transfer = Transfer::new("reading data", 0);

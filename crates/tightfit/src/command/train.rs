@@ -33,6 +33,11 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
         write(to_stdout(settings.to_toml().trim_end()))?;
         return Ok(0);
     }
+    let state = resumed.as_ref().and_then(|run| run.state.as_ref());
+    if let Some(state) = state.filter(|state| state.step >= settings.steps) {
+        write(console.line(&format!("all {} steps are done: nothing to resume", state.step)))?;
+        return Ok(0);
+    }
     // A resumed run has its model, tokenizer included, in its checkpoint.
     let checkpoint = resumed.as_ref().and_then(Resumed::checkpoint);
     let source = checkpoint.as_ref().or(settings.model.as_ref());
@@ -63,12 +68,11 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
     session.set_poison(args.poison);
     fill(&mut session, &settings, model.as_ref(), checkpoint.as_deref())?;
     drop(model);
-    let state = resumed.and_then(|run| run.state);
     let run = Run {
         settings: &settings,
         text: &text,
-        done: state.as_ref().map_or(0, |state| state.step),
-        loss_first: state.as_ref().map(|state| state.loss_first),
+        done: state.map_or(0, |state| state.step),
+        loss_first: state.map(|state| state.loss_first),
         stop: stop.requested(),
     };
     let (outcome, noted) = watch(&mut session, &run, &stop, &report, output.as_mut())?;
@@ -148,7 +152,9 @@ fn claim(
         (false, None) => Claim::New,
     };
     let mut output = Output::claim(dir, claim, job.settings.keep)?;
-    let tokenizer = model.map(Pretrained::tokenizer).transpose()?;
+    // A model that learns generated text has none.
+    let tokenizer = model.filter(|_| !job.settings.data.is_empty());
+    let tokenizer = tokenizer.map(Pretrained::tokenizer).transpose()?;
     let mut files = vec![("config.json".to_owned(), job.config_json().into_bytes())];
     if let Some(tokenizer) = tokenizer {
         files.extend(tokenizer.hf_files()?);

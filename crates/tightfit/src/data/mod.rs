@@ -70,6 +70,7 @@ impl Text {
             stride: None,
             skip_bad_lines: settings.skip_bad_lines,
             eval_fraction: settings.eval_fraction,
+            end_documents: true,
             seed: settings.seed,
         };
         let transfer = Transfer::new("reading data", 0);
@@ -118,14 +119,6 @@ impl Text {
         match self {
             Text::Generated(_) => u64::MAX,
             Text::Prepared(text) => text.held_out(),
-        }
-    }
-
-    /// Nats per token that no model's expected loss is below, where they are known.
-    pub fn entropy(&self) -> Option<f64> {
-        match self {
-            Text::Generated(batches) => Some(batches.language().entropy_per_byte()),
-            Text::Prepared(_) => None,
         }
     }
 

@@ -77,6 +77,11 @@ impl RowFiles {
         }
     }
 
+    fn sync(&self) -> io::Result<()> {
+        self.train.sync_all()?;
+        self.eval.sync_all()
+    }
+
     /// Removes the files of a run that is done.
     ///
     /// # Errors
@@ -158,13 +163,18 @@ pub fn prepare_rows(
         tokenizer,
         template: template.as_ref(),
     };
-    let rows = RowFiles::create(dir).map_err(|source| PrepareError::Keep {
+    let keep = |source| PrepareError::Keep {
         path: dir.map_or_else(std::env::temp_dir, Path::to_owned),
         source,
-    })?;
+    };
+    let rows = RowFiles::create(dir).map_err(keep)?;
     // A signal ends the process at once here: nothing is lost.
     let stop = AtomicBool::new(false);
     let prepared = prepare(files, &encoder, options, rows.to_write(), progress, &stop)?;
+    if dir.is_some() {
+        // A run that is resumed relies on them.
+        rows.sync().map_err(keep)?;
+    }
     Ok((rows, prepared))
 }
 

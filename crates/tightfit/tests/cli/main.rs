@@ -3,6 +3,10 @@
 #[cfg(target_os = "linux")]
 mod files;
 mod plan;
+#[cfg(target_os = "linux")]
+mod pretrained;
+#[cfg(target_os = "linux")]
+mod resume;
 mod settings;
 #[cfg(target_os = "linux")]
 mod stop;

@@ -105,17 +105,43 @@ pub fn check_run(dir: &Path) -> Value {
         "config.toml",
         "metrics.jsonl",
         "model.safetensors",
-        "optimizer.safetensors",
         "plan.json",
         "result.json",
     ];
-    assert_eq!(names(dir), expected);
+    let checkpoint = |name: &String| name == "best" || name.starts_with("checkpoint-");
+    let (checkpoints, others): (Vec<_>, Vec<_>) = names(dir).into_iter().partition(checkpoint);
+    assert_eq!(others, expected);
+    assert!(checkpoints.iter().all(|name| !name.contains('.')), "{checkpoints:?}");
     let result: Value = serde_json::from_slice(&fs::read(dir.join("result.json")).unwrap()).unwrap();
     let steps = result["steps"].as_u64().unwrap();
+    assert_eq!(check_checkpoint(&last_checkpoint(dir)), steps);
     assert_eq!(check_tensors(&dir.join("model.safetensors")), steps);
-    assert_eq!(check_tensors(&dir.join("optimizer.safetensors")), steps);
     assert_eq!(metrics(dir).last().unwrap()["step"], steps);
     result
+}
+
+/// The folder of the newest checkpoint.
+pub fn last_checkpoint(dir: &Path) -> PathBuf {
+    let names = names(dir);
+    let steps = names
+        .iter()
+        .filter_map(|name| name.strip_prefix("checkpoint-")?.parse::<u64>().ok());
+    dir.join(format!("checkpoint-{}", steps.max().unwrap()))
+}
+
+/// Checks that a checkpoint is whole; its step.
+pub fn check_checkpoint(dir: &Path) -> u64 {
+    let state: Value = serde_json::from_slice(&fs::read(dir.join("state.json")).unwrap()).unwrap();
+    let step = state["step"].as_u64().unwrap();
+    assert_eq!(check_tensors(&dir.join("model.safetensors")), step);
+    assert_eq!(check_tensors(&dir.join("optimizer.safetensors")), step);
+    step
+}
+
+/// The bytes of a run's trained weights and of its optimizer's state.
+pub fn trained(dir: &Path) -> [Vec<u8>; 2] {
+    let checkpoint = last_checkpoint(dir);
+    ["model.safetensors", "optimizer.safetensors"].map(|name| fs::read(checkpoint.join(name)).unwrap())
 }
 
 /// Reads a file with the format's own reader; the step in its metadata.

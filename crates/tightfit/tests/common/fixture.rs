@@ -1,5 +1,8 @@
 //! Reads `fixtures/*.json`, as `fixtures/README.md` defines them.
 
+// Each test uses a part of it.
+#![allow(dead_code)]
+
 use std::path::Path;
 
 use serde_json::Value;
@@ -41,6 +44,16 @@ impl Fixture {
             .iter()
             .map(|(name, entry)| (name.clone(), decode(entry)))
             .collect()
+    }
+
+    /// A string.
+    pub fn text(&self, path: &str) -> String {
+        self.0.pointer(path).unwrap().as_str().unwrap().to_owned()
+    }
+
+    /// The names in an object.
+    pub fn names(&self, path: &str) -> Vec<String> {
+        self.0.pointer(path).unwrap().as_object().unwrap().keys().cloned().collect()
     }
 
     pub fn llama(&self) -> DecoderConfig {
@@ -106,7 +119,7 @@ fn decode(entry: &Value) -> Vec<f32> {
 }
 
 /// Element `index` of the tensor `name`, in `[-32768, 32767]`.
-fn value(name: &str, index: u32) -> f32 {
+pub fn value(name: &str, index: u32) -> f32 {
     let seed = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
     });

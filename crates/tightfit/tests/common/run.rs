@@ -1,5 +1,8 @@
 //! Runs steps on any instruction set, number of threads and layout, with named tensors as data.
 
+// Each test uses a part of it.
+#![allow(dead_code)]
+
 use std::collections::BTreeMap;
 
 use tightfit::{Cpu, CpuTarget, DType, Driver, Feed, Plan, Results, RunError, Session, Step};

@@ -1,0 +1,142 @@
+//! Runs that go on where they were left, whatever ended them.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+use tightfit_testkit::rng::Rng;
+
+use crate::stop::{Signal, Started};
+use crate::util::{check_checkpoint, check_run, expect, folder, metrics, names, run, tiny, train, trained, with};
+
+/// The noted steps without what differs from run to run.
+fn curve(dir: &std::path::Path) -> Vec<Value> {
+    let without_time = |mut step: Value| {
+        step.as_object_mut().unwrap().remove("seconds");
+        step
+    };
+    metrics(dir).into_iter().map(without_time).collect()
+}
+
+#[test]
+fn killed_at_fifty_moments_a_run_ends_with_the_same_bits() {
+    const MOMENTS: usize = 50;
+    let dir = folder("kill");
+    let [whole, killed] = ["whole", "killed"].map(|name| dir.join(name));
+    let job = "--layers 2 --batch 4 --micro-batch 2 --steps 1000 --save-every 2 --keep 2 --eval-every 3";
+    expect(with(tiny(job), "--out", &whole), 0, &[]);
+    let mut rng = Rng::new(11);
+    let mut kills = 0;
+    for _ in 0..MOMENTS {
+        let started = if killed.join("config.toml").exists() {
+            with(train(""), "--resume", &killed)
+        } else {
+            with(tiny(job), "--out", &killed)
+        };
+        let mut started = Started::new(started);
+        // From before the folder is there to some saves after the start.
+        thread::sleep(Duration::from_micros(rng.below(60_000)));
+        if started.child.try_wait().unwrap().is_none() {
+            started.send(Signal::Kill);
+            kills += 1;
+        }
+        started.finish();
+    }
+    assert_eq!(kills, MOMENTS, "the run is too short to be killed so often");
+    expect(with(train(""), "--resume", &killed), 0, &[]);
+    assert_eq!(check_run(&killed)["status"], "done");
+    assert!(trained(&whole) == trained(&killed));
+    assert_eq!(curve(&whole), curve(&killed));
+}
+
+#[test]
+fn a_stopped_run_goes_on_and_only_with_what_changes_no_bit() {
+    let dir = folder("resume-stopped");
+    let [whole, stopped] = ["whole", "stopped"].map(|name| dir.join(name));
+    let job = "--steps 60 --batch 2 --clip-norm none";
+    expect(with(tiny(job), "--out", &whole), 0, &[]);
+    let mut started = Started::new(with(tiny(job), "--out", &stopped));
+    started.wait_for("step 1/");
+    started.send(Signal::Term);
+    assert_eq!(started.finish().code, Some(5));
+    check_run(&stopped);
+    let resume = |flags: &str| with(train(flags), "--resume", &stopped);
+    for flag in ["--lr 1e-4", "--steps 90", "--batch 4", "--seed 2", "--micro-batch 1"] {
+        let name = flag.split(' ').next().unwrap();
+        expect(
+            resume(flag),
+            2,
+            &[name, "cannot change in a run that is resumed", "config.toml"],
+        );
+    }
+    expect(resume("--budget 1KiB"), 3, &["does not fit"]);
+    let done = expect(resume("--threads 2 --budget 400MiB --keep 1"), 0, &[]);
+    assert!(!done.stderr.contains("step 1/"), "{done:?}");
+    assert!(trained(&whole) == trained(&stopped));
+    assert_eq!(curve(&whole), curve(&stopped));
+    let again = expect(resume(""), 0, &[]);
+    assert!(again.stdout.contains("all 60 steps are done"), "{again:?}");
+}
+
+#[test]
+fn the_last_checkpoints_and_the_best_one_stay() {
+    let dir = folder("keep");
+    let job = "--steps 40 --save-every 5 --keep 2 --lr 0.02 --decay constant";
+    expect(with(tiny(job), "--out", &dir), 0, &[]);
+    let losses: Vec<(u64, f64)> = metrics(&dir)
+        .iter()
+        .filter_map(|step| Some((step["step"].as_u64()?, step["eval_loss"].as_f64()?)))
+        .collect();
+    let steps: Vec<u64> = losses.iter().map(|(step, _)| *step).collect();
+    assert_eq!(steps, [5, 10, 15, 20, 25, 30, 35, 40]);
+    let best = losses.iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap().0;
+    let linked = fs::read_link(dir.join("best")).unwrap();
+    assert_eq!(linked.to_str().unwrap(), format!("checkpoint-{best}"));
+    let mut kept = vec![35, 40, best];
+    kept.sort_unstable();
+    kept.dedup();
+    let mut found: Vec<u64> = names(&dir)
+        .iter()
+        .filter_map(|name| name.strip_prefix("checkpoint-")?.parse().ok())
+        .collect();
+    found.sort_unstable();
+    assert_eq!(found, kept);
+    for step in kept {
+        assert_eq!(check_checkpoint(&dir.join(format!("checkpoint-{step}"))), step);
+    }
+}
+
+#[test]
+fn what_holds_no_run_is_not_resumed() {
+    let dir = folder("resume-nothing");
+    let resume = || with(train(""), "--resume", &dir);
+    expect(resume(), 4, &["holds no run", "config.toml"]);
+    expect(
+        with(train(""), "--resume", dir.join("absent")),
+        4,
+        &["absent", "holds no run"],
+    );
+    expect(with(tiny("--steps 4 --save-every 2"), "--out", &dir), 0, &[]);
+    fs::remove_dir_all(dir.join("checkpoint-4")).unwrap();
+    for (file, damage, words) in [
+        ("state.json", "{", "EOF"),
+        (
+            "state.json",
+            r#"{"version":9,"step":2,"loss_first":1.0,"best":null}"#,
+            "version is 9",
+        ),
+        ("optimizer.safetensors", "", "optimizer.safetensors"),
+        ("model.safetensors", "short", "model.safetensors"),
+    ] {
+        let path = dir.join("checkpoint-2").join(file);
+        let good = fs::read(&path).unwrap();
+        fs::write(&path, damage).unwrap();
+        let done = run(resume());
+        assert_eq!(done.code, Some(4), "{file}: {done:?}");
+        assert!(done.stderr.contains(file) && done.stderr.contains(words), "{done:?}");
+        fs::write(&path, good).unwrap();
+    }
+    expect(resume(), 0, &[]);
+    check_run(&dir);
+}
