@@ -283,4 +283,9 @@ fn empty_and_scalar_tensors_are_tensors() {
     let tensors = parse(&bytes).unwrap().tensors;
     assert_eq!((tensors["none"].bytes(), tensors["none"].elements()), (0, 0));
     assert_eq!((tensors["scalar"].bytes(), tensors["scalar"].elements()), (4, 1));
+
+    // Without data there is no padding either.
+    let bytes = GgufWriter::default().tensor_at("none", &[0], 0, 0).build();
+    assert!(!bytes.len().is_multiple_of(32));
+    assert_eq!(parse(&bytes).unwrap().tensors["none"].offset(), bytes.len() as u64);
 }

@@ -21,10 +21,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// The largest template, in bytes. Those with tool calls have about ten thousand.
 const LONGEST: usize = 1 << 20;
 
-/// Steps that a rendering may take, or 64-byte units that it may build: for itself, for each message, and for each byte of these.
+/// Steps that a rendering may take, or 64-byte units that it may build: for itself, for each message, and for each so many bytes of
+/// these. Real templates take 15 to 50 for a message, and one for every 12 bytes.
 const FUEL: u64 = 100_000;
-const FUEL_PER_MESSAGE: u64 = 2_000;
-const FUEL_PER_BYTE: u64 = 1;
+const FUEL_PER_MESSAGE: u64 = 200;
+const BYTES_PER_FUEL: u64 = 4;
+
+/// Steps that all renderings for the segments of a conversation may take together. There are two for each answer, so what they take
+/// grows with the square of the conversation: real templates have enough for three hundred answers.
+const FUEL_FOR_SEGMENTS: u64 = 10_000_000;
+
+/// What it takes to hand a message over, in steps.
+const FUEL_FOR_HANDING_OVER: u64 = 8;
 
 /// A macro call counts for some ten of these, a loop or a condition for one.
 const RECURSION: usize = 200;
@@ -130,16 +138,35 @@ impl ChatTemplate {
     /// # Errors
     /// The template refuses the messages, fails, or takes too long.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
+        let mut unlimited = u64::MAX;
+        self.render_within(&mut unlimited, messages, add_generation_prompt)
+    }
+
+    /// [`ChatTemplate::render`] with no more than `fuel_left`, from which it takes what it uses.
+    fn render_within(
+        &self,
+        fuel_left: &mut u64,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String, ChatError> {
+        let count = messages.len() as u64;
         let bytes = messages.iter().map(|m| m.role.len() + m.content.len()).sum::<usize>() as u64;
-        let fuel = FUEL + FUEL_PER_MESSAGE * messages.len() as u64 + FUEL_PER_BYTE * bytes;
+        let fuel = FUEL + FUEL_PER_MESSAGE * count + bytes / BYTES_PER_FUEL;
         // Fuel belongs to an environment, whose parts are shared when it is cloned.
         let mut environment = self.environment.clone();
-        environment.set_fuel(Some(fuel));
+        environment.set_fuel(Some(fuel.min(*fuel_left)));
         let message = |m: &Message| Value::from_pairs([("role", m.role.as_str()), ("content", m.content.as_str())]);
         let messages: Value = messages.iter().map(message).collect();
         let context =
             context! { messages, add_generation_prompt, tools => Value::from(()), documents => Value::from(()) };
-        guarded(|| environment.get_template(NAME)?.render(context)).map_err(ChatError::Render)
+        let rendered = guarded(|| {
+            let rendered = environment.get_template(NAME)?.render_captured(context)?;
+            let used = rendered.state().fuel_levels().map_or(0, |(used, _)| used);
+            Ok((rendered.into_output(), used))
+        });
+        let (text, used) = rendered.map_err(ChatError::Render)?;
+        *fuel_left = fuel_left.saturating_sub(used + FUEL_FOR_HANDING_OVER * count);
+        Ok(text)
     }
 
     /// The text of a conversation as segments that are an assistant's answer or are not. Joined, they are the whole text.
@@ -150,7 +177,8 @@ impl ChatTemplate {
     /// # Errors
     /// As [`ChatTemplate::render`]; and [`ChatError::Rewrites`] for templates that show earlier turns in another way once later ones are there.
     pub fn segments(&self, messages: &[Message]) -> Result<Vec<Segment>, ChatError> {
-        let whole = self.render(messages, false)?;
+        let mut fuel = FUEL_FOR_SEGMENTS;
+        let whole = self.render_within(&mut fuel, messages, false)?;
         let mut segments = Vec::new();
         let mut push = |text: &str, answer| {
             if !text.is_empty() {
@@ -166,10 +194,10 @@ impl ChatTemplate {
                 message: at,
                 role: message.role.clone(),
             };
-            let prompt = self.render(&messages[..at], true)?;
+            let prompt = self.render_within(&mut fuel, &messages[..at], true)?;
             let turn = match at + 1 == messages.len() {
                 true => whole.clone(),
-                false => self.render(&messages[..=at], false)?,
+                false => self.render_within(&mut fuel, &messages[..=at], false)?,
             };
             let answer = turn
                 .strip_prefix(&*prompt)

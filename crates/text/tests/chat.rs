@@ -126,6 +126,24 @@ fn templates_have_limits() {
         let error = render(source).unwrap_err();
         assert!(matches!(error, ChatError::Render(_)), "{error}");
     }
+    // What is cheap once is not for each answer, and what is small once is not for each message.
+    let answers = vec![
+        Message {
+            role: "assistant".into(),
+            content: "x".into(),
+        };
+        900
+    ];
+    let slow = "{% for m in messages %}{{ m.content }}{% for i in range(60) %}{% endfor %}{% endfor %}";
+    let slow = ChatTemplate::new(slow, &tokens).unwrap();
+    slow.render(&answers, false).unwrap();
+    let error = slow.segments(&answers).unwrap_err();
+    assert!(matches!(error, ChatError::Render(_)), "{error}");
+    let large = "{% for m in messages %}{{ 'x' * 30000 }}{% endfor %}";
+    let large = ChatTemplate::new(large, &tokens).unwrap();
+    large.render(&answers[..9], false).unwrap();
+    let error = large.render(&answers, false).unwrap_err();
+    assert!(matches!(error, ChatError::Render(_)), "{error}");
     let nested = "(".repeat(10_000);
     for source in [
         "{% if %}",

@@ -28,7 +28,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (steps, rows) = (settings.steps as usize, (settings.batch * settings.seq) as usize);
     let mut columns: [Vec<i32>; 4] = std::array::from_fn(|_| vec![0; steps * rows]);
     for step in 0..steps {
-        let mut parts = columns.iter_mut().map(|column| &mut column[step * rows..(step + 1) * rows]);
+        let mut parts = columns
+            .iter_mut()
+            .map(|column| &mut column[step * rows..(step + 1) * rows]);
         let mut next = || parts.next().unwrap_or_default();
         let mut buffers = BatchBuffers {
             tokens: next(),

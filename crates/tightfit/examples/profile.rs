@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::time::Instant;
 
-use tightfit::data::{BatchBuffers, Text, Split};
+use tightfit::data::{BatchBuffers, Split, Text};
 use tightfit::op::Rule;
 use tightfit::{DType, Request, Type};
 use tightfit_cpu::{Cpu, pool::Pool};

@@ -5,8 +5,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst};
 
-use tightfit::settings::Settings;
 use tightfit::data::Text;
+use tightfit::settings::Settings;
 use tightfit::train::{Run, Trainer, evaluate, train};
 use tightfit::{Job, Session};
 use tightfit_pass::TRAIN;

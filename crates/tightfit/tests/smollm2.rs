@@ -35,7 +35,10 @@ fn fetched(name: &str, script: &str) -> Option<PathBuf> {
         return Some(path);
     }
     // The test harness swallows what `eprintln!` says.
-    let _ = writeln!(std::io::stderr(), "skipped, as models/{name} is not there: run `python scripts/{script}`");
+    let _ = writeln!(
+        std::io::stderr(),
+        "skipped, as models/{name} is not there: run `python scripts/{script}`"
+    );
     None
 }
 
@@ -61,7 +64,10 @@ fn document(fixture: &Fixture) -> (BatchShape, Named) {
     let data = Named::from([
         ("tokens".to_owned(), Tensor::new([rows], tokens)),
         ("targets".to_owned(), Tensor::new([rows], targets)),
-        ("positions".to_owned(), Tensor::new([rows], (0..rows).map(|t| t as f64).collect())),
+        (
+            "positions".to_owned(),
+            Tensor::new([rows], (0..rows).map(|t| t as f64).collect()),
+        ),
         ("doc_start".to_owned(), Tensor::zeros([rows])),
         ("token_count".to_owned(), Tensor::scalar(counted as f64)),
     ]);
@@ -80,7 +86,10 @@ fn tokens_and_logits() {
     };
     let text = fixture.text("/forward/text");
     let tokens = model.tokenizer().unwrap().encode(&text, true).unwrap();
-    assert_eq!(tokens.iter().map(|&t| f64::from(t)).collect::<Vec<_>>(), fixture.numbers("/forward/tokens"));
+    assert_eq!(
+        tokens.iter().map(|&t| f64::from(t)).collect::<Vec<_>>(),
+        fixture.numbers("/forward/tokens")
+    );
 
     let (shape, data) = document(&fixture);
     let forward = no_grad(model.config.logits(shape).unwrap()).unwrap();
@@ -95,25 +104,51 @@ fn tokens_and_logits() {
     let rows: Vec<&[f32]> = logits.chunks(vocab_size).collect();
     let mut largest = 0.0_f64;
     let mut near = |what: &str, found: f64, expected: f64, tolerance: f64| {
-        assert!((found - expected).abs() <= tolerance, "{what}: {found}, expected {expected}");
+        assert!(
+            (found - expected).abs() <= tolerance,
+            "{what}: {found}, expected {expected}"
+        );
         largest = largest.max((found - expected).abs());
     };
     let expected = |field: &str| fixture.numbers(&format!("/forward/{field}"));
     for (row, logits) in rows.iter().enumerate() {
         let at = |field: &str| expected(&format!("rows/{field}"))[row];
         let wide = || logits.iter().map(|&x| f64::from(x));
-        near(&format!("logit {} of row {row}", at("argmax")), f64::from(logits[at("argmax") as usize]), at("max"), 1e-3);
-        near(&format!("mean of row {row}"), wide().sum::<f64>() / vocab_size as f64, at("mean"), 1e-3);
+        near(
+            &format!("logit {} of row {row}", at("argmax")),
+            f64::from(logits[at("argmax") as usize]),
+            at("max"),
+            1e-3,
+        );
+        near(
+            &format!("mean of row {row}"),
+            wide().sum::<f64>() / vocab_size as f64,
+            at("mean"),
+            1e-3,
+        );
         let max = wide().fold(f64::NEG_INFINITY, f64::max);
-        near(&format!("log-sum-exp of row {row}"), max + wide().map(|x| (x - max).exp()).sum::<f64>().ln(), at("logsumexp"), 1e-3);
+        near(
+            &format!("log-sum-exp of row {row}"),
+            max + wide().map(|x| (x - max).exp()).sum::<f64>().ln(),
+            at("logsumexp"),
+            1e-3,
+        );
     }
     for (index, row) in expected("logits/positions").into_iter().enumerate() {
         for (ids, values) in [
-            (expected(&format!("logits/top_ids/{index}")), expected(&format!("logits/top/{index}"))),
+            (
+                expected(&format!("logits/top_ids/{index}")),
+                expected(&format!("logits/top/{index}")),
+            ),
             (expected("logits/fixed_ids"), expected(&format!("logits/fixed/{index}"))),
         ] {
             for (id, value) in ids.into_iter().zip(values) {
-                near(&format!("logit {id} of row {row}"), f64::from(rows[row as usize][id as usize]), value, 1e-3);
+                near(
+                    &format!("logit {id} of row {row}"),
+                    f64::from(rows[row as usize][id as usize]),
+                    value,
+                    1e-3,
+                );
             }
         }
     }
@@ -128,7 +163,12 @@ fn loss_and_every_gradient() {
     };
     let (shape, data) = document(&fixture);
     let mut step = autodiff(model.config.loss(shape).unwrap()).unwrap();
-    for output in step.routines.iter_mut().flat_map(|r| &mut r.programs).flat_map(|p| &mut p.graph.outputs) {
+    for output in step
+        .routines
+        .iter_mut()
+        .flat_map(|r| &mut r.programs)
+        .flat_map(|p| &mut p.graph.outputs)
+    {
         output.kind = OutputKind::Read;
     }
     let mut session = session(&model, step);
@@ -136,7 +176,10 @@ fn loss_and_every_gradient() {
     session.run(TRAIN, &mut recorder).unwrap();
     let results = &recorder.runs[0].results;
     let (loss, expected) = (f64::from(results["loss"][0]), fixture.number("/forward/loss"));
-    assert!((loss / expected - 1.0).abs() <= TOLERANCE, "loss {loss}, expected {expected}");
+    assert!(
+        (loss / expected - 1.0).abs() <= TOLERANCE,
+        "loss {loss}, expected {expected}"
+    );
     let names = fixture.names("/gradients");
     assert_eq!(names.len() + 1, results.len(), "one gradient for each weight");
     let mut largest = 0.0_f64;
@@ -150,7 +193,10 @@ fn loss_and_every_gradient() {
         let projection: f64 = gradient.iter().zip(values).map(|(&x, v)| f64::from(x) * v).sum();
         for (what, found, expected) in [("norm", found, norm), ("projection", projection, number("projection"))] {
             let error = (found - expected).abs() / norm;
-            assert!(error <= TOLERANCE, "{what} of the gradient of {name}: {found}, expected {expected}");
+            assert!(
+                error <= TOLERANCE,
+                "{what} of the gradient of {name}: {found}, expected {expected}"
+            );
             largest = largest.max(error);
         }
     }
@@ -172,7 +218,11 @@ fn greedy_generation_of_64_tokens() {
     assert_eq!(chat, fixture.text("/greedy/chat/prompt"));
     for (kind, prompt) in [("chat", chat), ("plain", fixture.text("/greedy/plain/prompt"))] {
         let tokens_of = |field: &str| -> Vec<u32> {
-            fixture.numbers(&format!("/greedy/{kind}/{field}")).iter().map(|&t| t as u32).collect()
+            fixture
+                .numbers(&format!("/greedy/{kind}/{field}"))
+                .iter()
+                .map(|&t| t as u32)
+                .collect()
         };
         let prompt = tokenizer.encode(&prompt, false).unwrap();
         assert_eq!(prompt, tokens_of("prompt_tokens"));
@@ -197,7 +247,10 @@ fn greedy_generation_of_64_tokens() {
             })
             .unwrap();
         assert_eq!(tokens, tokens_of("tokens"), "{kind}");
-        assert_eq!(tokenizer.decode(&tokens, true).unwrap(), fixture.text(&format!("/greedy/{kind}/text")));
+        assert_eq!(
+            tokenizer.decode(&tokens, true).unwrap(),
+            fixture.text(&format!("/greedy/{kind}/text"))
+        );
         assert_eq!(session.arena().measured_peak(), session.plan().peak());
     }
 }
@@ -214,14 +267,29 @@ fn perplexity_of_a_public_text() {
     std::fs::write(&prefix, &bytes[..prefix_bytes]).unwrap();
     for (kind, flags) in [("packed", &[][..]), ("strided", &["--stride", "256"])] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tightfit"));
-        command.args(["eval", "--json", "--seq", "512", "--batch", "2"]).args(flags);
-        command.arg("--model").arg(fetched(MODEL, "").unwrap()).arg("--data").arg(&prefix);
+        command
+            .args(["eval", "--json", "--seq", "512", "--batch", "2"])
+            .args(flags);
+        command
+            .arg("--model")
+            .arg(fetched(MODEL, "").unwrap())
+            .arg("--data")
+            .arg(&prefix);
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(report["tokens"].as_u64(), Some(fixture.number("/perplexity/targets") as u64));
-        let (found, expected) = (report["perplexity"].as_f64().unwrap(), fixture.number(&format!("/perplexity/{kind}/perplexity")));
+        assert_eq!(
+            report["tokens"].as_u64(),
+            Some(fixture.number("/perplexity/targets") as u64)
+        );
+        let (found, expected) = (
+            report["perplexity"].as_f64().unwrap(),
+            fixture.number(&format!("/perplexity/{kind}/perplexity")),
+        );
         println!("{kind}: {found}, expected {expected}");
-        assert!((found / expected - 1.0).abs() <= 1e-3, "{kind}: {found}, expected {expected}");
+        assert!(
+            (found / expected - 1.0).abs() <= 1e-3,
+            "{kind}: {found}, expected {expected}"
+        );
     }
 }

@@ -68,7 +68,7 @@ pub struct Counts {
     pub targets: u64,
     /// Pieces that were put in rows; a sample that is not split is one.
     pub pieces: u64,
-    /// Samples cut into several pieces.
+    /// Samples cut into several pieces; not text files, which always are.
     pub split: u64,
     /// Samples left out because they are longer than a row ([`Long::Drop`]).
     pub dropped: u64,

@@ -304,7 +304,7 @@ impl Preparation<'_> {
             self.counts.tokens += cut.tokens;
             self.counts.pieces += kept;
             self.counts.uncounted_pieces += cut.pieces - kept;
-            self.counts.split += u64::from(cut.pieces > 1);
+            self.counts.split += u64::from(cut.pieces > 1 && !sink.by_piece);
             self.counts.dropped += u64::from(cut.dropped);
         }
         Ok(cut.targets)

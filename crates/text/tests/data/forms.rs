@@ -71,7 +71,7 @@ fn a_text_file_is_one_document_cut_to_rows() {
             counts.tokens,
             counts.targets
         ),
-        (1, 3, 1, 12, 11)
+        (1, 3, 0, 12, 11)
     );
     assert_eq!(counts.padding, 1);
 }

@@ -40,7 +40,7 @@ pub enum Text {
     /// From the seeded source.
     Generated(Box<Batches>),
     /// From files.
-    Prepared(PreparedText),
+    Prepared(Box<PreparedText>),
 }
 
 impl Text {
@@ -89,7 +89,7 @@ impl Text {
 
     fn rows(settings: &Settings, rows: RowFiles, counts: Option<Counts>) -> Result<Self, RowsError> {
         let text = PreparedText::new(rows, settings.micro_batch as usize, settings.seed, counts)?;
-        Ok(Text::Prepared(text))
+        Ok(Text::Prepared(Box::new(text)))
     }
 
     /// Writes batch `index` of a split; its tokens that have a target. Allocates nothing.

@@ -53,7 +53,14 @@ impl Fixture {
 
     /// The names in an object.
     pub fn names(&self, path: &str) -> Vec<String> {
-        self.0.pointer(path).unwrap().as_object().unwrap().keys().cloned().collect()
+        self.0
+            .pointer(path)
+            .unwrap()
+            .as_object()
+            .unwrap()
+            .keys()
+            .cloned()
+            .collect()
     }
 
     pub fn llama(&self) -> DecoderConfig {
