@@ -45,7 +45,7 @@ pub struct Best {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// See [`STATE_VERSION`].
+    /// Of the form of this file.
     pub version: u32,
     /// Steps done.
     pub step: u64,

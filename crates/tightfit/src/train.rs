@@ -297,15 +297,22 @@ impl Driver for Evaluation<'_> {
 
 /// Writes one batch into the program's inputs; the tokens that have a target.
 fn fill(text: &Text, split: Split, index: u64, feed: &mut Feed<'_>) -> Result<usize, RunError> {
+    text.fill(split, index, &mut batch_buffers(feed)?)
+        .map_err(|error| RunError::Driver(Box::new(error)))
+}
+
+/// The inputs of a program that reads a batch.
+///
+/// # Errors
+/// The program reads no batch.
+pub fn batch_buffers<'a>(feed: &'a mut Feed<'_>) -> Result<BatchBuffers<'a>, RunError> {
     let [tokens, targets, positions, doc_start] = feed.inputs(["tokens", "targets", "positions", "doc_start"])?;
-    let mut buffers = BatchBuffers {
+    Ok(BatchBuffers {
         tokens,
         targets,
         positions,
         doc_start,
-    };
-    text.fill(split, index, &mut buffers)
-        .map_err(|error| RunError::Driver(Box::new(error)))
+    })
 }
 
 /// The times of the last steps, in memory of fixed size.

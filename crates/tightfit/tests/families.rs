@@ -11,10 +11,10 @@ mod run;
 use std::path::Path;
 
 use fixture::{Fixture, fill_weights};
-use run::{Machine, Recorder};
+use run::{Machine, Recorder, relative_error, with_gradients_read};
 use tightfit::{BatchShape, DecodeShape, DecoderConfig, Forward, Step};
 use tightfit_cpu::simd::Isa;
-use tightfit_ir::{OutputKind, Routine, Tensor};
+use tightfit_ir::{Routine, Tensor};
 use tightfit_pass::{TRAIN, autodiff, gradient_name, no_grad};
 use tightfit_testkit::interpret::Named;
 
@@ -163,25 +163,4 @@ fn alone(forward: Forward) -> Step {
     Step {
         routines: vec![Routine::of(LOGITS, no_grad(forward).unwrap().graph)],
     }
-}
-
-/// The step with gradients read by the session, where a job would carry them to the update.
-fn with_gradients_read(mut step: Step) -> Step {
-    let programs = step.routines.iter_mut().flat_map(|routine| &mut routine.programs);
-    for output in programs.flat_map(|program| &mut program.graph.outputs) {
-        if output.kind == OutputKind::Carry {
-            output.kind = OutputKind::Read;
-        }
-    }
-    step
-}
-
-/// The norm of the difference over the norm of what is expected.
-fn relative_error(x: &[f32], expected: &[f32]) -> f64 {
-    assert_eq!(x.len(), expected.len());
-    let square = |x: f64| x * x;
-    let pairs = x.iter().zip(expected);
-    let difference = pairs.map(|(&x, &y)| square(f64::from(x) - f64::from(y)));
-    let norm = expected.iter().map(|&y| square(f64::from(y)));
-    (difference.sum::<f64>() / norm.sum::<f64>()).sqrt()
 }

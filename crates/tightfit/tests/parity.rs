@@ -9,11 +9,11 @@ mod fixture;
 mod run;
 
 use fixture::{Fixture, fill_weights};
-use run::{Machine, Recorder};
+use run::{Machine, Recorder, relative_error, with_gradients_read};
 use tightfit::op::Approximate;
-use tightfit::{AdamWConfig, BatchShape, Builder, Forward, Step, Type, training_step};
+use tightfit::{AdamWConfig, BatchShape, Builder, Forward, Type, training_step};
 use tightfit_cpu::simd::Isa;
-use tightfit_ir::{OutputKind, Tensor};
+use tightfit_ir::Tensor;
 use tightfit_pass::{MICRO_STEP, TRAIN, UPDATE, autodiff, gradient_name};
 use tightfit_testkit::interpret::Named;
 
@@ -174,27 +174,4 @@ fn check_training(fixture: &Fixture, machine: Machine, micro_batches: u32) {
             "{machine:?}: the change of {name} is off by {error:e}"
         );
     }
-}
-
-/// The norm of the difference over the norm of what is expected.
-fn relative_error(x: &[f32], expected: &[f32]) -> f64 {
-    assert_eq!(x.len(), expected.len());
-    let square = |x: f64| x * x;
-    let difference = x
-        .iter()
-        .zip(expected)
-        .map(|(&x, &y)| square(f64::from(x) - f64::from(y)));
-    let norm = expected.iter().map(|&y| square(f64::from(y)));
-    (difference.sum::<f64>() / norm.sum::<f64>()).sqrt()
-}
-
-/// The step with gradients read by the session, where a job would carry them to the update.
-fn with_gradients_read(mut step: Step) -> Step {
-    let programs = step.routines.iter_mut().flat_map(|routine| &mut routine.programs);
-    for output in programs.flat_map(|program| &mut program.graph.outputs) {
-        if output.kind == OutputKind::Carry {
-            output.kind = OutputKind::Read;
-        }
-    }
-    step
 }

@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use fixture::Fixture;
-use run::Recorder;
+use run::{Recorder, with_gradients_read};
 use tightfit::generate::Generation;
 use tightfit::pretrained::Pretrained;
 use tightfit::sample::{Sampler, Sampling};
 use tightfit::{BatchShape, RunError, Session, plan_for_cpu};
 use tightfit_exec::load;
-use tightfit_ir::{OutputKind, Routine, Step, Tensor};
+use tightfit_ir::{Routine, Step, Tensor};
 use tightfit_pass::{TRAIN, autodiff, gradient_name, no_grad};
 use tightfit_testkit::interpret::Named;
 use tightfit_text::chat::{ChatTemplate, Message};
@@ -162,15 +162,7 @@ fn loss_and_every_gradient() {
         return;
     };
     let (shape, data) = document(&fixture);
-    let mut step = autodiff(model.config.loss(shape).unwrap()).unwrap();
-    for output in step
-        .routines
-        .iter_mut()
-        .flat_map(|r| &mut r.programs)
-        .flat_map(|p| &mut p.graph.outputs)
-    {
-        output.kind = OutputKind::Read;
-    }
+    let step = with_gradients_read(autodiff(model.config.loss(shape).unwrap()).unwrap());
     let mut session = session(&model, step);
     let mut recorder = Recorder::new(&session, |_, _| data.clone());
     session.run(TRAIN, &mut recorder).unwrap();

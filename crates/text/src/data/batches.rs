@@ -23,6 +23,19 @@ pub struct BatchBuffers<'a> {
     pub doc_start: &'a mut [i32],
 }
 
+impl BatchBuffers<'_> {
+    /// The first buffer that does not have `expected` elements, and how many it has.
+    pub fn other_than(&self, expected: usize) -> Option<(&'static str, usize)> {
+        let lengths = [
+            ("tokens", self.tokens.len()),
+            ("targets", self.targets.len()),
+            ("positions", self.positions.len()),
+            ("doc_start", self.doc_start.len()),
+        ];
+        lengths.into_iter().find(|&(_, actual)| actual != expected)
+    }
+}
+
 /// A numbered sequence of micro-batches; each is a function of the rows, the seed and its number alone.
 #[derive(Debug)]
 pub struct Batches {
@@ -114,19 +127,12 @@ impl Batches {
     /// [`RowsError::Damaged`] if the file is no longer what it was.
     pub fn fill(&self, index: u64, buffers: &mut BatchBuffers<'_>) -> Result<usize, RowsError> {
         let expected = self.token_count();
-        for (buffer, actual) in [
-            ("tokens", buffers.tokens.len()),
-            ("targets", buffers.targets.len()),
-            ("positions", buffers.positions.len()),
-            ("doc_start", buffers.doc_start.len()),
-        ] {
-            if actual != expected {
-                return Err(RowsError::Length {
-                    buffer,
-                    expected,
-                    actual,
-                });
-            }
+        if let Some((buffer, actual)) = buffers.other_than(expected) {
+            return Err(RowsError::Length {
+                buffer,
+                expected,
+                actual,
+            });
         }
         let seq = self.rows.seq();
         let mut counted = 0;

@@ -4,7 +4,7 @@ use serde::Serialize;
 use tightfit_exec::{Driver, Feed, Results, RunError};
 use tightfit_ir::{Routine, Step};
 use tightfit_pass::{EVALUATE, no_grad};
-use tightfit_text::data::{BatchBuffers, Batches, Options, Rows};
+use tightfit_text::data::{Batches, Options, Rows};
 
 use crate::BatchShape;
 use crate::cli::EvalArgs;
@@ -15,7 +15,7 @@ use crate::inference::{Inference, MemoryReport};
 use crate::job::JobError;
 use crate::pretrained::Pretrained;
 use crate::stop::Stop;
-use crate::train::TrainError;
+use crate::train::{TrainError, batch_buffers};
 
 use super::{print_json, write};
 
@@ -145,14 +145,7 @@ struct Evaluation<'a> {
 
 impl Driver for Evaluation<'_> {
     fn feed(&mut self, _program: &str, _repeat: u32, feed: &mut Feed<'_>) -> Result<(), RunError> {
-        let [tokens, targets, positions, doc_start] = feed.inputs(["tokens", "targets", "positions", "doc_start"])?;
-        let mut buffers = BatchBuffers {
-            tokens,
-            targets,
-            positions,
-            doc_start,
-        };
-        let counted = self.batches.fill(self.index, &mut buffers);
+        let counted = self.batches.fill(self.index, &mut batch_buffers(feed)?);
         self.counted = counted.map_err(|error| RunError::Driver(Box::new(error)))?;
         feed.scalar("token_count", self.counted.max(1) as f32)
     }

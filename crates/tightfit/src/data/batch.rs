@@ -83,19 +83,12 @@ impl Batches {
     /// [`BatchError::Length`] if a buffer does not have [`token_count`](Self::token_count) elements.
     pub fn fill(&self, split: Split, index: u64, buffers: &mut BatchBuffers<'_>) -> Result<usize, BatchError> {
         let expected = self.token_count();
-        for (buffer, actual) in [
-            ("tokens", buffers.tokens.len()),
-            ("targets", buffers.targets.len()),
-            ("positions", buffers.positions.len()),
-            ("doc_start", buffers.doc_start.len()),
-        ] {
-            if actual != expected {
-                return Err(BatchError::Length {
-                    buffer,
-                    expected,
-                    actual,
-                });
-            }
+        if let Some((buffer, actual)) = buffers.other_than(expected) {
+            return Err(BatchError::Length {
+                buffer,
+                expected,
+                actual,
+            });
         }
         for row in 0..self.batch {
             let start = row * self.seq;

@@ -16,8 +16,11 @@ impl Encoder for TextEncoder<'_> {
     fn encode(&self, text: &str, begin: bool, mut push: &mut dyn FnMut(&[u32])) -> Result<(), EncodeError> {
         if begin {
             push(self.tokenizer.prefix());
+            self.tokenizer.encode_pieces(text, false, &mut push)?;
+        } else {
+            self.tokenizer.encode_continued(text, &mut push)?;
         }
-        Ok(self.tokenizer.encode_pieces(text, false, &mut push)?)
+        Ok(())
     }
 
     fn chat(&self, messages: &[Message]) -> Result<Option<Vec<Segment>>, EncodeError> {

@@ -1,9 +1,12 @@
 //! Models and data that a user brings: a small model, made here, with a tokenizer of the fixtures.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 
 use crate::stop::{Signal, Started};
@@ -160,6 +163,82 @@ fn a_run_on_files_killed_at_any_moment_ends_with_the_same_bits() {
     expect(with(train(""), "--resume", &killed), 0, &[]);
     assert!(trained(&whole) == trained(&killed));
     check_checkpoint(&last_checkpoint(&killed));
+}
+
+/// Of half precision, in two shards: each weight is its half, widened, to the bit.
+#[test]
+fn sharded_files_of_half_precision_are_read() {
+    let dir = folder("shards");
+    let model = model(&dir);
+    let data = dir.join("corpus.txt");
+    fs::write(&data, text(50)).unwrap();
+    let whole = fs::read(model.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&whole).unwrap();
+    let mut expected: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+    let mut shards: [Vec<(String, Vec<usize>, Vec<u8>)>; 2] = Default::default();
+    for (index, (name, tensor)) in tensors.tensors().into_iter().enumerate() {
+        let floats: Vec<f32> = tensor
+            .data()
+            .chunks(4)
+            .map(|x| f32::from_le_bytes(x.try_into().unwrap()))
+            .collect();
+        // bfloat16 is the upper half of a float; halves of binary16 are exact for multiples of 2^-10 in this range.
+        let (bytes, widened): (Vec<u8>, Vec<f32>) = if index % 2 == 0 {
+            let halves: Vec<u16> = floats.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
+            let widened = halves
+                .iter()
+                .map(|&half| f32::from_bits(u32::from(half) << 16))
+                .collect();
+            (halves.iter().flat_map(|half| half.to_le_bytes()).collect(), widened)
+        } else {
+            let rounded: Vec<f32> = floats.iter().map(|x| (x * 1024.0).round() / 1024.0).collect();
+            (
+                rounded.iter().flat_map(|&x| binary16(x).to_le_bytes()).collect(),
+                rounded,
+            )
+        };
+        shards[index % 2].push((name.clone(), tensor.shape().to_vec(), bytes));
+        expected.insert(name, widened);
+    }
+    let mut map = serde_json::Map::new();
+    for (index, (shard, dtype)) in shards.iter().zip([Dtype::BF16, Dtype::F16]).enumerate() {
+        let file = format!("model-0000{}-of-00002.safetensors", index + 1);
+        let views = shard.iter().map(|(name, shape, bytes)| {
+            map.insert(name.clone(), file.clone().into());
+            (name.clone(), TensorView::new(dtype, shape.clone(), bytes).unwrap())
+        });
+        let views: Vec<_> = views.collect();
+        safetensors::serialize_to_file(views, None, &model.join(&file)).unwrap();
+    }
+    let index = serde_json::json!({ "metadata": {}, "weight_map": map });
+    fs::write(model.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    fs::remove_file(model.join("model.safetensors")).unwrap();
+    let out = dir.join("out");
+    expect(with(job(&model, &data, "--steps 1 --lr 0"), "--out", &out), 0, &[]);
+    let written = fs::read(out.join("model.safetensors")).unwrap();
+    let written = SafeTensors::deserialize(&written).unwrap();
+    assert_eq!(written.len(), expected.len());
+    for (name, expected) in expected {
+        let tensor = written.tensor(&name).unwrap();
+        let found = tensor
+            .data()
+            .chunks(4)
+            .map(|x| f32::from_le_bytes(x.try_into().unwrap()));
+        assert!(found.eq(expected), "{name}");
+    }
+}
+
+/// The bits of a number that binary16 holds exactly.
+fn binary16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let (sign, exponent, mantissa) = (bits >> 16 & 0x8000, (bits >> 23 & 0xff) as i32 - 127, bits & 0x7f_ffff);
+    let rest = match exponent {
+        -127 => 0,
+        // Smaller than 2^-14: the leading one moves into the fraction.
+        ..-14 => (mantissa | 0x80_0000) >> (-1 - exponent),
+        _ => ((exponent + 15) as u32) << 10 | mantissa >> 13,
+    };
+    (sign | rest) as u16
 }
 
 #[test]

@@ -118,3 +118,24 @@ pub fn persistent(session: &Session) -> BTreeMap<String, Vec<f32>> {
         .map(|tensor| (tensor.name.clone(), session.persistent(&tensor.name).unwrap().to_vec()))
         .collect()
 }
+
+/// The step with gradients read by the session, where a job would carry them to the update.
+pub fn with_gradients_read(mut step: Step) -> Step {
+    let programs = step.routines.iter_mut().flat_map(|routine| &mut routine.programs);
+    for output in programs.flat_map(|program| &mut program.graph.outputs) {
+        if output.kind == OutputKind::Carry {
+            output.kind = OutputKind::Read;
+        }
+    }
+    step
+}
+
+/// The norm of the difference over the norm of what is expected.
+pub fn relative_error(x: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(x.len(), expected.len());
+    let square = |x: f64| x * x;
+    let pairs = x.iter().zip(expected);
+    let difference = pairs.map(|(&x, &y)| square(f64::from(x) - f64::from(y)));
+    let norm = expected.iter().map(|&y| square(f64::from(y)));
+    (difference.sum::<f64>() / norm.sum::<f64>()).sqrt()
+}
