@@ -184,7 +184,8 @@ impl DecoderConfig {
             ("rms_norm_eps", self.rms_norm_eps),
             ("initializer_range", self.initializer_range),
         ] {
-            if !(value.is_finite() && value >= 0.0) {
+            // Kernels compute in `f32`.
+            if !((value as f32).is_finite() && value >= 0.0) {
                 return invalid(field, value, "must be a number of at least 0");
             }
         }

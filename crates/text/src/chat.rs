@@ -28,7 +28,7 @@ const FUEL_PER_MESSAGE: u64 = 200;
 const BYTES_PER_FUEL: u64 = 4;
 
 /// Steps that all renderings for the segments of a conversation may take together. There are two for each answer, so what they take
-/// grows with the square of the conversation: real templates have enough for three hundred answers.
+/// grows with the square of the conversation: real templates have enough for two hundred answers or more.
 const FUEL_FOR_SEGMENTS: u64 = 10_000_000;
 
 /// What it takes to hand a message over, in steps.

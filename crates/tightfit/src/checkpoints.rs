@@ -13,7 +13,7 @@ use tightfit_exec::Session;
 use tightfit_exec::checkpoint::{self, SaveError, partial};
 use tightfit_ir::Role;
 
-use crate::input::read_text;
+use crate::input::read_regular;
 
 /// Weights, as Hugging Face names them.
 pub const MODEL: &str = "model.safetensors";
@@ -53,6 +53,19 @@ pub struct State {
     pub loss_first: f64,
     /// The best checkpoint so far.
     pub best: Option<Best>,
+    /// The rows of tokens that the run is made of, where they come from files.
+    pub data: Option<RowsState>,
+}
+
+/// Which rows a run was made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowsState {
+    /// Rows to train on.
+    pub train_rows: u64,
+    /// Rows held out.
+    pub eval_rows: u64,
+    /// SHA-256 of all rows.
+    pub fingerprint: String,
 }
 
 /// A checkpoint that cannot be continued from.
@@ -77,13 +90,13 @@ pub enum StateError {
 }
 
 impl State {
-    /// Reads the state of a checkpoint.
+    /// Reads the state of the checkpoint after a step.
     ///
     /// # Errors
-    /// There is none, or another version wrote it.
-    pub fn read(checkpoint: &Path) -> Result<Self, StateError> {
-        let path = checkpoint.join(STATE);
-        let text = read_text(&path, MAX_STATE);
+    /// There is none, another version wrote it, or it is one of another step.
+    pub fn read(dir: &Path, step: u64) -> Result<Self, StateError> {
+        let path = folder(dir, step).join(STATE);
+        let text = read_regular(&path, MAX_STATE);
         let text = text.map_err(|source| StateError::Read {
             path: path.clone(),
             source,
@@ -97,6 +110,12 @@ impl State {
             return Err(invalid(format!(
                 "its version is {}, this program reads version {STATE_VERSION}",
                 state.version
+            )));
+        }
+        if state.step != step {
+            return Err(invalid(format!(
+                "it is of step {}, in the folder of step {step}",
+                state.step
             )));
         }
         Ok(state)
@@ -114,11 +133,13 @@ pub fn steps(dir: &Path) -> Result<Vec<u64>, StateError> {
     };
     let mut steps = Vec::new();
     for entry in fs::read_dir(dir).map_err(read)? {
-        let name = entry.map_err(read)?.file_name();
-        steps.extend(
-            name.to_str()
-                .and_then(|name| name.strip_prefix(PREFIX)?.parse::<u64>().ok()),
-        );
+        let entry = entry.map_err(read)?;
+        let name = entry.file_name();
+        let step = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(PREFIX)?.parse::<u64>().ok());
+        // Only names that a run gives.
+        steps.extend(step.filter(|&step| folder(dir, step) == entry.path() && entry.path().is_dir()));
     }
     steps.sort_unstable();
     Ok(steps)
@@ -135,6 +156,7 @@ pub struct Checkpoints {
     dir: PathBuf,
     keep: usize,
     best: Option<Best>,
+    data: Option<RowsState>,
     /// Files of the output folder that belong to the model: its configuration and tokenizer.
     model_files: Vec<String>,
 }
@@ -146,23 +168,29 @@ impl Checkpoints {
             dir: dir.to_owned(),
             keep: usize::try_from(keep).unwrap_or(usize::MAX),
             best: None,
+            data: None,
             model_files: Vec::new(),
         }
     }
 
     /// Clears away what a killed run has left, and sets checkpoints that are newer than `step` aside: those of a run that is
-    /// replaced, or that a resumed run will write again.
+    /// replaced.
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn begin(&mut self, step: u64, best: Option<Best>, model_files: Vec<String>) -> Result<(), SaveError> {
-        self.best = best;
-        self.model_files = model_files;
+    pub fn clear(&self, step: u64) -> Result<(), SaveError> {
         self.remove_ending(".partial")?;
         for newer in self.steps()?.into_iter().filter(|&newer| newer > step) {
             self.set_aside(newer)?;
         }
         Ok(())
+    }
+
+    /// Says what goes into every checkpoint: the rows that the run is made of, and the names of the model's files.
+    pub fn begin(&mut self, best: Option<Best>, data: Option<RowsState>, model_files: Vec<String>) {
+        self.best = best;
+        self.data = data;
+        self.model_files = model_files;
     }
 
     /// Writes the checkpoint after `state.step`, makes it the best where `eval_loss` is the lowest so far, and removes those that are
@@ -186,6 +214,7 @@ impl Checkpoints {
             step,
             loss_first,
             best,
+            data: self.data.clone(),
         };
         if let Err(error) = self.write(session, &state, &unfinished) {
             // It may not exist; what matters is reported.
@@ -218,6 +247,8 @@ impl Checkpoints {
             copy(&from, &unfinished)?;
         }
         fs::rename(&unfinished, &to).map_err(failed(&to))?;
+        // Where both are names of one file already, renaming does nothing.
+        remove(&unfinished)?;
         sync(&self.dir)
     }
 
@@ -266,10 +297,7 @@ impl Checkpoints {
     fn set_aside(&self, step: u64) -> Result<(), SaveError> {
         let path = folder(&self.dir, step);
         let aside = self.dir.join(format!("{PREFIX}{step}{REPLACED}"));
-        match fs::remove_dir_all(&aside) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&aside)(error)),
-            _ => {}
-        }
+        remove_all(&aside)?;
         fs::rename(&path, &aside).map_err(failed(&path))
     }
 
@@ -280,8 +308,7 @@ impl Checkpoints {
             let name = entry.file_name();
             let name = name.to_string_lossy();
             if name.starts_with(PREFIX) && name.ends_with(ending) {
-                let path = entry.path();
-                fs::remove_dir_all(&path).map_err(failed(&path))?;
+                remove_all(&entry.path())?;
             }
         }
         Ok(())
@@ -292,7 +319,9 @@ impl Checkpoints {
         let (link, unfinished) = (self.dir.join(BEST), self.dir.join(BEST).with_extension("partial"));
         let _ = fs::remove_file(&unfinished);
         let linked = std::os::unix::fs::symlink(format!("{PREFIX}{step}"), &unfinished);
-        let _ = linked.and_then(|()| fs::rename(&unfinished, &link));
+        if linked.and_then(|()| fs::rename(&unfinished, &link)).is_err() {
+            let _ = fs::remove_file(&unfinished);
+        }
     }
 }
 
@@ -305,6 +334,15 @@ fn copy(from: &Path, to: &Path) -> Result<(), SaveError> {
 /// Makes a file, or the names in a folder, durable.
 fn sync(path: &Path) -> Result<(), SaveError> {
     File::open(path).and_then(|file| file.sync_all()).map_err(failed(path))
+}
+
+/// Removes a folder, or a file of that name, if it is there.
+fn remove_all(path: &Path) -> Result<(), SaveError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => remove(path),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(path)(error)),
+        _ => Ok(()),
+    }
 }
 
 /// Removes a file if it is there.

@@ -102,7 +102,7 @@ pub struct TrainArgs {
     /// --config says otherwise
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
-    /// Show the plan, keep it where --out is given, and stop
+    /// Show the plan, keep it where --out names a folder without a run, and stop
     #[arg(long)]
     pub plan_only: bool,
     /// Print one JSON object to stdout and all else to stderr; no object after an error (exit codes 1, 2 and 4) or a stop before
@@ -169,7 +169,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "TEXT")]
     pub chat: Option<String>,
     /// What the model is told before the message
-    #[arg(long, value_name = "TEXT", requires = "chat")]
+    #[arg(long, value_name = "TEXT", requires = "chat", conflicts_with = "prompt")]
     pub system: Option<String>,
     /// Most tokens to generate
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..1 << 24))]

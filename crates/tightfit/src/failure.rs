@@ -10,7 +10,8 @@ use tightfit_plan::{Infeasible, PlanError};
 use tightfit_text::TokenizerError;
 
 use crate::checkpoints::StateError;
-use crate::data::PrepareError;
+use crate::data::{PrepareError, TextError};
+use crate::generate::GenerateError;
 use crate::job::JobError;
 use crate::memory::{MemoryError, format_bytes};
 use crate::pretrained::PretrainedError;
@@ -69,15 +70,21 @@ pub enum Failure {
         /// The folder.
         dir: PathBuf,
     },
+    /// A model that lies in the folder that a run would write.
+    #[error("--model lies in {}, which this run would write to: choose another --out", dir.display())]
+    OutHoldsModel {
+        /// The folder.
+        dir: PathBuf,
+    },
     /// An output folder that another process writes to.
-    #[error("another run is writing to {}: choose another --out", dir.display())]
+    #[error("another run is writing to {}: let it end, or choose another --out", dir.display())]
     Busy {
         /// The folder.
         dir: PathBuf,
     },
     /// A disk too full for what will be saved.
     #[error(
-        "no room in {}: weights and optimizer state need {}, {} are free",
+        "no room in {}: checkpoints need {}, {} are free; keep fewer by --keep, or save none on the way by --save-every 0",
         dir.display(),
         format_bytes(*needed),
         format_bytes(*free)
@@ -114,6 +121,17 @@ pub enum Failure {
         /// What it is.
         loss: f64,
     },
+    /// Generation broke off.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+    /// Windows with gaps between them.
+    #[error("--stride is {stride}: must be at most --seq {seq}")]
+    Stride {
+        /// As given.
+        stride: u64,
+        /// As given.
+        seq: u64,
+    },
     /// Nothing to go on from.
     #[error("the prompt has no token: pass some text to --prompt, or a message to --chat")]
     EmptyPrompt,
@@ -142,25 +160,26 @@ impl Failure {
             Failure::Settings(_)
             | Failure::EmptyPrompt
             | Failure::NoTemplate { .. }
+            | Failure::OutHoldsModel { .. }
+            | Failure::Stride { .. }
             | Failure::Resume(ResumeError::Flag { .. })
             | Failure::Job(JobError::Model(_))
             | Failure::Occupied { .. } => 2,
             Failure::Infeasible(_) | Failure::Job(JobError::Plan(PlanError::TooLarge | PlanError::Place { .. })) => 3,
+            Failure::Data(PrepareError::Keep { .. }) => 1,
+            Failure::Train(TrainError::Run(RunError::Driver(error))) if error.is::<TextError>() => 4,
             Failure::PlanFile { .. }
             | Failure::Pretrained(_)
             | Failure::Tokenizer(_)
             | Failure::Data(_)
             | Failure::Resume(ResumeError::NoRun { .. } | ResumeError::State(_) | ResumeError::Settings(_))
             | Failure::Load(_)
+            | Failure::Loss { .. }
+            | Failure::Generate(GenerateError::Logits)
+            | Failure::Train(TrainError::Text(_))
             | Failure::Checkpoint(_) => 4,
             _ => 1,
         }
-    }
-}
-
-impl From<RunError> for Failure {
-    fn from(error: RunError) -> Self {
-        Failure::Train(TrainError::Run(error))
     }
 }
 

@@ -15,6 +15,17 @@ const DECODE: &str = "decode";
 /// Most tokens of a chunk of the prompt: longer chunks are no faster.
 const CHUNK: usize = 128;
 
+/// Why no token follows.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    /// The weights are damaged.
+    #[error("the logits are not numbers: the model's weights are damaged, or they were trained until they diverged")]
+    Logits,
+    /// The session is not one of this generation.
+    #[error(transparent)]
+    Run(#[from] RunError),
+}
+
 /// The sizes of one generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Generation {
@@ -56,7 +67,7 @@ impl Generation {
     ///
     /// # Errors
     /// The session is not one of [`step`](Self::step), or `watch` fails.
-    pub fn run<E: From<RunError>>(
+    pub fn run<E: From<GenerateError>>(
         &self,
         session: &mut Session,
         prompt: &[u32],
@@ -72,10 +83,13 @@ impl Generation {
                 start: seen,
                 logits: &mut logits,
             };
-            session.run(PREFILL, &mut decoder)?;
+            session.run(PREFILL, &mut decoder).map_err(GenerateError::from)?;
             seen += chunk.len();
         }
         for generated in 1..=self.max_tokens {
+            if logits.iter().any(|logit: &f32| logit.is_nan()) {
+                return Err(GenerateError::Logits.into());
+            }
             let token = sampler.next(&logits);
             if !watch(token)? || generated == self.max_tokens {
                 break;
@@ -85,7 +99,7 @@ impl Generation {
                 start: seen,
                 logits: &mut logits,
             };
-            session.run(DECODE, &mut decoder)?;
+            session.run(DECODE, &mut decoder).map_err(GenerateError::from)?;
             seen += 1;
         }
         Ok(())

@@ -20,3 +20,14 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
         Err(error) => Err(error),
     }
 }
+
+/// As [`read_text`], of a regular file only: opening a pipe would wait for someone to write to it.
+///
+/// # Errors
+/// As [`read_text`], or it is no regular file.
+pub fn read_regular(path: &Path, most: u64) -> io::Result<String> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    read_text(path, most)
+}

@@ -8,12 +8,17 @@ use serde_json::{Value, json};
 use tightfit_exec::Session;
 use tightfit_exec::checkpoint::{self, SaveError};
 
-use crate::checkpoints::{self, Checkpoints, MODEL, State, remove};
+use crate::checkpoints::{self, Checkpoints, MODEL, RowsState, State, remove};
 use crate::data::RowFiles;
 use crate::failure::Failure;
+use crate::input::read_regular;
 use crate::job::Job;
 use crate::report::Report;
+use crate::settings::Settings;
 use crate::train::StepReport;
+
+/// Most bytes of a `result.json`.
+const MAX_RESULT: u64 = 1 << 24;
 
 /// The settings, which `--resume` reads.
 pub const CONFIG: &str = "config.toml";
@@ -30,6 +35,21 @@ pub enum Claim {
     Overwrite,
     /// A run, which this one continues.
     Resume,
+}
+
+/// What a run begins with.
+#[derive(Clone, Debug)]
+pub struct Start<'a> {
+    /// `plan.json`.
+    pub plan: &'a str,
+    /// The model's configuration and tokenizer: names and contents.
+    pub model_files: &'a [(String, Vec<u8>)],
+    /// The rows that the run is made of.
+    pub rows: Option<RowsState>,
+    /// Whether they were made now, and wait to be given their names.
+    pub new_rows: bool,
+    /// Where the run stands that is resumed.
+    pub resumed: Option<&'a State>,
 }
 
 /// An output folder that this run alone writes.
@@ -78,42 +98,85 @@ impl Output {
         })
     }
 
-    /// Checks that there is room for what this run will save, and writes what is known before it: settings, plan (given as text), and
-    /// the model's configuration and tokenizer (`model_files`). Weights of an earlier run stay until this one saves its own.
+    /// Begins the run in the folder. What an earlier run has left there goes first, but for its weights, which stay until this run
+    /// saves its own; the settings come last: a folder that has them holds this run and no other.
     ///
     /// # Errors
     /// A file cannot be removed or written, or there is no room.
-    pub fn begin(
-        &mut self,
-        job: &Job,
-        plan: &str,
-        model_files: &[(String, Vec<u8>)],
-        resumed: Option<&State>,
-    ) -> Result<(), Failure> {
-        // A checkpoint is written before the oldest one goes.
-        let needed = job.plan.persistent_bytes();
-        if let Some(free) = checkpoint::free_bytes(&self.dir)
-            && free < needed
-        {
-            let dir = self.dir.clone();
-            return Err(Failure::NoRoom { dir, needed, free });
+    pub fn begin(&mut self, job: &Job, start: Start<'_>) -> Result<(), Failure> {
+        self.check_room(job)?;
+        let step = start.resumed.map_or(0, |state| state.step);
+        if start.resumed.is_none() {
+            remove(&self.dir.join(CONFIG))?;
         }
-        let step = resumed.map_or(0, |state| state.step);
+        self.checkpoints.clear(step)?;
         self.truncate_metrics(step)?;
-        self.text(CONFIG, &job.settings.to_toml())?;
-        self.text(PLAN, plan)?;
-        for (name, content) in model_files {
-            checkpoint::replace(&self.dir.join(name), |mut file| file.write_all(content))?;
-        }
-        for name in [RESULT, MODEL] {
+        let names: Vec<String> = start.model_files.iter().map(|(name, _)| name.clone()).collect();
+        for name in [RESULT, MODEL, CONFIG, PLAN]
+            .into_iter()
+            .chain(names.iter().map(String::as_str))
+        {
             remove(&checkpoint::partial(&self.dir.join(name)))?;
         }
-        if resumed.is_some() {
+        if start.resumed.is_some() {
             remove(&self.dir.join(RESULT))?;
         }
-        let names = model_files.iter().map(|(name, _)| name.clone()).collect();
-        let best = resumed.and_then(|state| state.best);
-        Ok(self.checkpoints.begin(step, best, names)?)
+        if start.new_rows {
+            RowFiles::keep(&self.dir).map_err(|source| write_failure(&self.dir, source))?;
+        }
+        self.text(PLAN, start.plan)?;
+        for (name, content) in start.model_files {
+            checkpoint::replace(&self.dir.join(name), |mut file| file.write_all(content))?;
+        }
+        self.text(CONFIG, &job.settings.to_toml())?;
+        let best = start.resumed.and_then(|state| state.best);
+        self.checkpoints.begin(best, start.rows, names);
+        Ok(())
+    }
+
+    /// As many checkpoints as are there at one time: those that stay, the best, and one that is written before another goes.
+    fn check_room(&self, job: &Job) -> Result<(), Failure> {
+        let Settings {
+            steps,
+            save_every,
+            keep,
+            ..
+        } = job.settings;
+        let saves = 1 + steps.checked_div(save_every).unwrap_or(0);
+        let there = checkpoints::steps(&self.dir)?.len() as u64;
+        let most = saves.min(keep + 2).saturating_sub(there).max(1);
+        let needed = job.plan.persistent_bytes().saturating_mul(most);
+        match checkpoint::free_bytes(&self.dir) {
+            Some(free) if free < needed => Err(Failure::NoRoom {
+                dir: self.dir.clone(),
+                needed,
+                free,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The result of a run that is done; `None` where there is none yet.
+    pub fn result(&self) -> Option<String> {
+        let result = read_regular(&self.dir.join(RESULT), MAX_RESULT).ok()?;
+        let parsed: Value = serde_json::from_str(&result).ok()?;
+        (parsed["status"] == "done").then_some(result)
+    }
+
+    /// The last step that was noted.
+    pub fn last_step(&self) -> Option<StepReport> {
+        let metrics = BufReader::new(File::open(self.dir.join(METRICS)).ok()?);
+        let last = metrics.lines().map_while(Result::ok).last()?;
+        let step: Value = serde_json::from_str(&last).ok()?;
+        Some(StepReport {
+            step: step["step"].as_u64()?,
+            loss: step["loss"].as_f64()?,
+            grad_norm: step["grad_norm"].as_f64().map(|norm| norm as f32),
+            lr: step["lr"].as_f64()?,
+            seconds: step["seconds"].as_f64()?,
+            eval_loss: step["eval_loss"].as_f64(),
+            save: false,
+        })
     }
 
     /// The folder.

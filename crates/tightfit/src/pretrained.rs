@@ -9,7 +9,7 @@ use tightfit_text::tokenizer::{Tokenizer, TokenizerError};
 
 use crate::Session;
 use crate::console::Transfer;
-use crate::input::read_text;
+use crate::input::read_regular;
 
 /// Most bytes of a `config.json`.
 const MAX_CONFIG: u64 = 1 << 20;
@@ -46,8 +46,13 @@ pub enum PretrainedError {
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     /// Reading its weights.
-    #[error(transparent)]
-    Load(#[from] LoadError),
+    #[error("{}: {source}", path.display())]
+    Load {
+        /// The model.
+        path: PathBuf,
+        /// What is wrong.
+        source: LoadError,
+    },
     /// A tokenizer with more tokens than the model has rows.
     #[error("{}: its tokenizer has {tokens} tokens and its embedding {vocab_size} rows", path.display())]
     Vocabulary {
@@ -93,7 +98,7 @@ impl Pretrained {
                 if !path.exists() {
                     return Err(PretrainedError::NoConfig { path });
                 }
-                let text = read_text(&path, MAX_CONFIG);
+                let text = read_regular(&path, MAX_CONFIG);
                 let text = text.map_err(|source| PretrainedError::Read {
                     path: path.clone(),
                     source,
@@ -173,7 +178,15 @@ impl Pretrained {
         let fills = self.fills();
         let total = fills.iter().map(|fill| fill.entry.bytes()).sum();
         let transfer = Transfer::new("reading weights", total);
-        load::load(session, &self.checkpoint, &fills, |bytes| transfer.add(bytes))?;
+        let loaded = load::load(session, &self.checkpoint, &fills, |bytes| transfer.add(bytes));
+        loaded.map_err(|source| match source {
+            // Names the file itself.
+            LoadError::Format(error) => error.into(),
+            source => PretrainedError::Load {
+                path: self.path.clone(),
+                source,
+            },
+        })?;
         transfer.finish();
         Ok(())
     }

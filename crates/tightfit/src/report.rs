@@ -111,11 +111,17 @@ impl Report {
     }
 
     /// With what a run came to.
-    pub fn ran(mut self, outcome: &Outcome, arena_bytes: u64, measured: u64, process_peak: u64) -> Self {
+    pub fn ran(
+        mut self,
+        outcome: &Outcome,
+        arena_bytes: u64,
+        measured: Option<u64>,
+        process_peak: Option<u64>,
+    ) -> Self {
         self.status = if outcome.stopped { "stopped" } else { "done" };
         self.arena_bytes = arena_bytes;
-        self.measured_arena_peak_bytes = Some(measured);
-        self.process_peak_bytes = Some(process_peak);
+        self.measured_arena_peak_bytes = measured;
+        self.process_peak_bytes = process_peak;
         self.steps = Some(outcome.steps);
         self.seconds_per_step = Some(outcome.seconds_per_step);
         self.tokens_per_second = Some(self.tokens_per_step as f64 / outcome.seconds_per_step);

@@ -87,9 +87,7 @@ impl Resumed {
         }
         let request = Request::read(&config)?;
         let last = checkpoints::steps(dir)?.pop();
-        let state = last
-            .map(|step| State::read(&checkpoints::folder(dir, step)))
-            .transpose()?;
+        let state = last.map(|step| State::read(dir, step)).transpose()?;
         Ok(Self {
             dir: dir.to_owned(),
             state,

@@ -291,6 +291,12 @@ pub enum SettingsError {
     /// A model that cannot be.
     #[error(transparent)]
     Model(ModelError),
+    /// A path that settings files cannot hold.
+    #[error("{} is not UTF-8, and the settings are kept as text: give it another name", path.display())]
+    Path {
+        /// The path.
+        path: PathBuf,
+    },
     /// A model and nothing to train it on.
     #[error("--model needs --data: the files to train on, such as --data corpus.txt")]
     NoData,

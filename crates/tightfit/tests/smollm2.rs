@@ -14,10 +14,10 @@ use std::process::Command;
 
 use fixture::Fixture;
 use run::{Recorder, with_gradients_read};
-use tightfit::generate::Generation;
+use tightfit::generate::{GenerateError, Generation};
 use tightfit::pretrained::Pretrained;
 use tightfit::sample::{Sampler, Sampling};
-use tightfit::{BatchShape, RunError, Session, plan_for_cpu};
+use tightfit::{BatchShape, Session, plan_for_cpu};
 use tightfit_exec::load;
 use tightfit_ir::{Routine, Step, Tensor};
 use tightfit_pass::{TRAIN, autodiff, gradient_name, no_grad};
@@ -235,7 +235,7 @@ fn greedy_generation_of_64_tokens() {
         generation
             .run(&mut session, &prompt, vocab_size, &mut sampler, |token| {
                 tokens.push(token);
-                Ok::<_, RunError>(true)
+                Ok::<_, GenerateError>(true)
             })
             .unwrap();
         assert_eq!(tokens, tokens_of("tokens"), "{kind}");

@@ -44,6 +44,9 @@ pub fn run(args: &EvalArgs) -> Result<u8, Failure> {
     // A signal ends the process at once: there is nothing to save.
     let _stop = Stop::watch().map_err(Failure::Signal)?;
     let console = Console { json: args.json };
+    if let Some(stride) = args.stride.filter(|&stride| stride > args.seq) {
+        return Err(Failure::Stride { stride, seq: args.seq });
+    }
     let model = Pretrained::open(&args.model)?;
     let shape = BatchShape {
         batch: args.batch,

@@ -3,14 +3,17 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use tightfit_text::Tokenizer;
+
+use crate::checkpoints::State;
 use crate::cli::TrainArgs;
 use crate::console::{Console, Progress, to_stdout};
-use crate::data::Text;
+use crate::data::{PrepareError, Text};
 use crate::failure::Failure;
 use crate::follow::Followed;
 use crate::job::Job;
 use crate::memory::{default_budget, end_of_phase, process_peak_bytes};
-use crate::output::{Claim, Output};
+use crate::output::{Claim, Output, Start};
 use crate::pretrained::Pretrained;
 use crate::report::Report;
 use crate::reserve::reserve_bytes;
@@ -33,11 +36,6 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
         write(to_stdout(settings.to_toml().trim_end()))?;
         return Ok(0);
     }
-    let state = resumed.as_ref().and_then(|run| run.state.as_ref());
-    if let Some(state) = state.filter(|state| state.step >= settings.steps) {
-        write(console.line(&format!("all {} steps are done: nothing to resume", state.step)))?;
-        return Ok(0);
-    }
     // A resumed run has its model, tokenizer included, in its checkpoint.
     let checkpoint = resumed.as_ref().and_then(Resumed::checkpoint);
     let source = checkpoint.as_ref().or(settings.model.as_ref());
@@ -48,13 +46,41 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
     };
     let mut report = Report::planned(&job, reserve_bytes(job.settings.threads)?);
     check_fit(&job, &mut report, console)?;
-    let mut output = claim(args, &job, model.as_ref(), resumed.as_ref())?;
+    let mut output = match out(args) {
+        Some(dir) => Some(claim(args, dir, &job, model.as_ref())?),
+        None => None,
+    };
+    let state = resumed.as_ref().and_then(|run| run.state.as_ref());
+    if let (Some(state), Some(output)) = (state, &output)
+        && state.step >= job.settings.steps
+    {
+        return complete(output, report, state, console);
+    }
+    // A model that learns generated text has no tokenizer.
+    let learns_files = model.as_ref().filter(|_| !job.settings.data.is_empty());
+    let tokenizer = learns_files.map(Pretrained::tokenizer).transpose()?;
+    let (plan, model_files) = match &output {
+        Some(_) => (job.plan_file()?, model_files(&job, tokenizer.as_ref())?),
+        None => Default::default(),
+    };
+    let mut start = Start {
+        plan: &plan,
+        model_files: &model_files,
+        rows: None,
+        new_rows: false,
+        resumed: state,
+    };
     if args.plan_only {
         write(console.line(&report.plan_text()))?;
+        // A run that is there is not touched.
+        if let Some(output) = output.as_mut().filter(|_| !args.overwrite && resumed.is_none()) {
+            output.begin(&job, start)?;
+        }
         print_json(console, &report)?;
         return Ok(0);
     }
-    let text = text(&mut job.settings, model.as_ref(), output.as_ref(), resumed.as_ref())?;
+    let text = text(&mut job, tokenizer.as_ref(), output.as_ref(), state)?;
+    drop(tokenizer);
     // Planning and tokenising are over: from here on the process has the arena, and beside it what it has now and some headroom.
     let before = process_peak_bytes()?;
     end_of_phase();
@@ -62,6 +88,12 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
     report.prepared(&job, &text, reserve.max(before.saturating_sub(report.arena_bytes)));
     write(console.line(&report.plan_text()))?;
     check_fit(&job, &mut report, console)?;
+    if let Some(output) = &mut output {
+        start.rows = text.state();
+        start.new_rows = report.data.as_ref().is_some_and(|data| data.counts.is_some());
+        output.begin(&job, start)?;
+    }
+    drop((plan, model_files));
 
     let Job { settings, plan, .. } = job;
     let mut session = Session::new(plan, settings.threads)?;
@@ -78,7 +110,7 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
     let (outcome, noted) = watch(&mut session, &run, &stop, &report, output.as_mut())?;
     let arena = session.arena();
     let peak = process_peak_bytes()?.max(before);
-    let report = report.ran(&outcome, arena.len(), arena.measured_peak(), peak);
+    let report = report.ran(&outcome, arena.len(), Some(arena.measured_peak()), Some(peak));
     // The weights are saved: words can be lost.
     let said = write(console.line(&report.result_text()));
     noted?;
@@ -99,6 +131,31 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
         outcome.steps, settings.steps
     ));
     Ok(STOPPED)
+}
+
+/// A run whose steps are all done: if it was killed before its result was written, that is made up for.
+fn complete(output: &Output, report: Report, state: &State, console: Console) -> Result<u8, Failure> {
+    write(console.line(&format!("all {} steps are done: nothing to resume", state.step)))?;
+    if let Some(result) = output.result() {
+        if console.json {
+            write(to_stdout(result.trim_end()))?;
+        }
+        return Ok(0);
+    }
+    let last = output.last_step().filter(|last| last.step == state.step);
+    let outcome = Outcome {
+        steps: state.step,
+        stopped: false,
+        loss_first: state.loss_first,
+        loss_last: last.map_or(f64::NAN, |last| last.loss),
+        eval_loss: last.and_then(|last| last.eval_loss).unwrap_or(f64::NAN),
+        seconds_per_step: last.map_or(f64::NAN, |last| last.seconds),
+    };
+    let arena = report.arena_bytes;
+    let report = report.ran(&outcome, arena, None, None);
+    output.finish(&report)?;
+    print_json(console, &report)?;
+    Ok(0)
 }
 
 /// The folder that the run writes to.
@@ -136,58 +193,61 @@ fn check_fit(job: &Job, report: &mut Report, console: Console) -> Result<(), Fai
     Err(infeasible.into())
 }
 
-/// Claims the output folder and writes what is known before the run.
-fn claim(
-    args: &TrainArgs,
-    job: &Job,
-    model: Option<&Pretrained>,
-    resumed: Option<&Resumed>,
-) -> Result<Option<Output>, Failure> {
-    let Some(dir) = out(args) else {
-        return Ok(None);
-    };
-    let claim = match (args.overwrite, resumed) {
+/// Claims the output folder. Nothing that is in it changes.
+fn claim(args: &TrainArgs, dir: &Path, job: &Job, model: Option<&Pretrained>) -> Result<Output, Failure> {
+    let claim = match (args.overwrite, &args.resume) {
         (_, Some(_)) => Claim::Resume,
         (true, None) => Claim::Overwrite,
         (false, None) => Claim::New,
     };
-    let mut output = Output::claim(dir, claim, job.settings.keep)?;
-    // A model that learns generated text has none.
-    let tokenizer = model.filter(|_| !job.settings.data.is_empty());
-    let tokenizer = tokenizer.map(Pretrained::tokenizer).transpose()?;
+    let folder = model
+        .and_then(|model| model.checkpoint().folder())
+        .and_then(|folder| folder.canonicalize().ok());
+    if let (Some(folder), Ok(dir)) = (folder, dir.canonicalize())
+        && claim != Claim::Resume
+        && folder.starts_with(&dir)
+    {
+        return Err(Failure::OutHoldsModel { dir });
+    }
+    Output::claim(dir, claim, job.settings.keep)
+}
+
+/// What makes the output folder a model: configuration and tokenizer.
+fn model_files(job: &Job, tokenizer: Option<&Tokenizer>) -> Result<Vec<(String, Vec<u8>)>, Failure> {
     let mut files = vec![("config.json".to_owned(), job.config_json().into_bytes())];
     if let Some(tokenizer) = tokenizer {
         files.extend(tokenizer.hf_files()?);
     }
-    output.begin(
-        job,
-        &job.plan_file()?,
-        &files,
-        resumed.and_then(|run| run.state.as_ref()),
-    )?;
-    Ok(Some(output))
+    Ok(files)
 }
 
 /// The text of a job; from files, it decides the steps where `--epochs` was given.
 fn text(
-    settings: &mut Settings,
-    model: Option<&Pretrained>,
+    job: &mut Job,
+    tokenizer: Option<&Tokenizer>,
     output: Option<&Output>,
-    resumed: Option<&Resumed>,
+    state: Option<&State>,
 ) -> Result<Text, Failure> {
-    let Some(model) = model.filter(|_| !settings.data.is_empty()) else {
-        return Ok(Text::generated(settings).map_err(TrainError::from)?);
+    let Some(tokenizer) = tokenizer else {
+        return Ok(Text::generated(&job.settings).map_err(TrainError::from)?);
     };
     let dir = output.map(Output::dir);
     // The rows of a run stay the rows of that run, whatever has become of the files since.
+    let rows = state.and_then(|state| state.data.as_ref());
     let reopened = dir
-        .filter(|_| resumed.is_some())
-        .and_then(|dir| Text::reopen(settings, dir));
+        .zip(rows)
+        .and_then(|(dir, rows)| Text::reopen(&job.settings, dir, rows));
     let text = match reopened {
         Some(text) => text,
-        None => Text::prepare(settings, &model.tokenizer()?, model.config.vocab_size, dir)?,
+        None => Text::prepare(&job.settings, tokenizer, job.model.vocab_size, dir)?,
     };
-    settings.resolve_epochs(text.batches_per_epoch())?;
+    if rows.is_some() && text.state().as_ref() != rows {
+        return Err(PrepareError::Changed {
+            data: job.settings.data.clone(),
+        }
+        .into());
+    }
+    job.settings.resolve_epochs(text.batches_per_epoch())?;
     Ok(text)
 }
 

@@ -20,6 +20,7 @@ pub use tightfit_text::data::BatchBuffers;
 use tightfit_text::data::{Counts, Options, RowsError};
 use tightfit_text::tokenizer::Tokenizer;
 
+use crate::checkpoints::RowsState;
 use crate::console::Transfer;
 use crate::settings::Settings;
 
@@ -78,18 +79,35 @@ impl Text {
             transfer.set(progress.bytes, progress.total_bytes);
         })?;
         transfer.finish();
-        Ok(Self::rows(settings, rows, Some(prepared.counts))?)
+        Ok(Self::rows(settings, rows, prepared.fingerprint, Some(prepared.counts))?)
     }
 
-    /// The rows that an earlier part of the run has made; `None` where they are gone.
-    pub fn reopen(settings: &Settings, dir: &Path) -> Option<Self> {
+    /// The rows that the resumed run has had; `None` where they are gone or not whole.
+    pub fn reopen(settings: &Settings, dir: &Path, state: &RowsState) -> Option<Self> {
         let rows = RowFiles::existing(dir).ok()??;
-        Self::rows(settings, rows, None).ok()
+        let text = Self::rows(settings, rows, state.fingerprint.clone(), None).ok()?;
+        match &text {
+            Text::Prepared(rows) if rows.state() == *state && rows.seq() as u64 == settings.seq => Some(text),
+            _ => None,
+        }
     }
 
-    fn rows(settings: &Settings, rows: RowFiles, counts: Option<Counts>) -> Result<Self, RowsError> {
-        let text = PreparedText::new(rows, settings.micro_batch as usize, settings.seed, counts)?;
+    fn rows(
+        settings: &Settings,
+        rows: RowFiles,
+        fingerprint: String,
+        counts: Option<Counts>,
+    ) -> Result<Self, RowsError> {
+        let text = PreparedText::new(rows, settings.micro_batch as usize, settings.seed, fingerprint, counts)?;
         Ok(Text::Prepared(Box::new(text)))
+    }
+
+    /// Which rows these are, where they come from files.
+    pub fn state(&self) -> Option<RowsState> {
+        match self {
+            Text::Generated(_) => None,
+            Text::Prepared(text) => Some(text.state()),
+        }
     }
 
     /// Writes batch `index` of a split; its tokens that have a target. Allocates nothing.

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
+use tightfit_exec::checkpoint::partial;
 use tightfit_text::chat::{ChatError, ChatTemplate};
 use tightfit_text::data::{
     Batches, Counts, DataError, Options, Prepared, Progress, Rows, RowsError, TokenFiles, prepare,
@@ -12,6 +13,7 @@ use tightfit_text::data::{
 use tightfit_text::tokenizer::Tokenizer;
 
 use super::{DataReport, Split, TextEncoder};
+use crate::checkpoints::RowsState;
 
 /// The files that hold a run's rows.
 #[derive(Debug)]
@@ -25,23 +27,24 @@ pub struct RowFiles {
 }
 
 impl RowFiles {
-    /// New files in `dir`, or without a name in the system's folder for temporary files.
+    /// New files in `dir`, which [`keep`](Self::keep) gives their names, or without a name in the system's folder for temporary
+    /// files.
     ///
     /// # Errors
     /// They cannot be made.
     pub fn create(dir: Option<&Path>) -> io::Result<Self> {
         match dir {
-            Some(dir) => Ok(Self {
-                train: Self::open(
-                    OpenOptions::new().create(true).truncate(true),
-                    &Self::path(dir, Split::Train),
-                )?,
-                eval: Self::open(
-                    OpenOptions::new().create(true).truncate(true),
-                    &Self::path(dir, Split::Eval),
-                )?,
-                path: dir.to_owned(),
-            }),
+            Some(dir) => {
+                let new = |split| {
+                    let path = partial(&Self::path(dir, split));
+                    Self::open(OpenOptions::new().create(true).truncate(true), &path)
+                };
+                Ok(Self {
+                    train: new(Split::Train)?,
+                    eval: new(Split::Eval)?,
+                    path: dir.to_owned(),
+                })
+            }
             None => {
                 let dir = std::env::temp_dir();
                 Ok(Self {
@@ -75,6 +78,21 @@ impl RowFiles {
             train: &self.train,
             eval: &self.eval,
         }
+    }
+
+    /// Gives new files in `dir` their names; those that have them already keep them.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn keep(dir: &Path) -> io::Result<()> {
+        for split in [Split::Train, Split::Eval] {
+            let path = Self::path(dir, split);
+            match fs::rename(partial(&path), &path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -142,9 +160,23 @@ pub enum PrepareError {
         /// What the system said.
         source: io::Error,
     },
+    /// Rows of a run that is resumed, which cannot be made again.
+    #[error(
+        "the data is not what the run was made of: its rows are gone, and {} would make others",
+        files(data)
+    )]
+    Changed {
+        /// The files.
+        data: Vec<PathBuf>,
+    },
     /// The model's chat template.
     #[error(transparent)]
     Template(#[from] ChatError),
+}
+
+fn files(paths: &[PathBuf]) -> String {
+    let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+    names.join(", ")
 }
 
 /// Makes rows of data files, as `options` say, in `dir` or in files without a name.
@@ -184,6 +216,7 @@ pub struct PreparedText {
     train: Batches,
     eval: Option<Batches>,
     counts: Option<Counts>,
+    fingerprint: String,
 }
 
 impl PreparedText {
@@ -191,7 +224,13 @@ impl PreparedText {
     ///
     /// # Errors
     /// The files hold no rows, or a batch would be too large.
-    pub fn new(files: RowFiles, micro_batch: usize, seed: u64, counts: Option<Counts>) -> Result<Self, RowsError> {
+    pub fn new(
+        files: RowFiles,
+        micro_batch: usize,
+        seed: u64,
+        fingerprint: String,
+        counts: Option<Counts>,
+    ) -> Result<Self, RowsError> {
         let path = |split| RowFiles::path(&files.path, split);
         let train = Rows::open(files.train, &path(Split::Train))?;
         let eval = Rows::open(files.eval, &path(Split::Eval))?;
@@ -201,7 +240,22 @@ impl PreparedText {
                 .then(|| Batches::in_order(eval, micro_batch))
                 .transpose()?,
             counts,
+            fingerprint,
         })
+    }
+
+    /// Tokens of a row.
+    pub fn seq(&self) -> usize {
+        self.train.rows().seq()
+    }
+
+    /// Which rows these are.
+    pub fn state(&self) -> RowsState {
+        RowsState {
+            train_rows: self.train.rows().rows(),
+            eval_rows: self.eval.as_ref().map_or(0, |eval| eval.rows().rows()),
+            fingerprint: self.fingerprint.clone(),
+        }
     }
 
     /// The batches of a split. Held-out ones are asked for only as far as [`held_out`](Self::held_out) goes, so the training rows
@@ -222,9 +276,12 @@ impl PreparedText {
     }
 
     pub(super) fn report(&self) -> DataReport {
+        let RowsState {
+            train_rows, eval_rows, ..
+        } = self.state();
         DataReport {
-            train_rows: self.train.rows().rows(),
-            eval_rows: self.eval.as_ref().map_or(0, |eval| eval.rows().rows()),
+            train_rows,
+            eval_rows,
             counts: self.counts.clone(),
         }
     }

@@ -25,6 +25,11 @@ impl Request {
     /// Weights and text go together, and a model that is given has its own sizes.
     pub(super) fn check_source(&self) -> Result<(), SettingsError> {
         let data = self.data.as_ref().is_some_and(|files| !files.is_empty());
+        for path in self.model.iter().chain(self.data.iter().flatten()) {
+            if path.to_str().is_none() {
+                return Err(SettingsError::Path { path: path.clone() });
+            }
+        }
         if self.model.is_some() && !data {
             return Err(SettingsError::NoData);
         }

@@ -163,7 +163,7 @@ fn a_limit_on_file_sizes_ends_the_run_with_whole_lines() {
         command
     };
     let dir = folder("limited-plan");
-    expect(limited(0, dir.to_str().unwrap()), 1, &["config.toml", "File too large"]);
+    expect(limited(1, dir.to_str().unwrap()), 1, &["plan.json", "File too large"]);
     assert_eq!(names(&dir), ["metrics.jsonl"]);
 
     // Enough for the plan. The metrics reach it after some hundred steps.

@@ -442,3 +442,73 @@ fn a_long_sample_is_split_or_dropped_and_changes_no_plan() {
         assert_eq!(report["measured_arena_peak_bytes"], short["planned_peak_bytes"]);
     }
 }
+
+#[test]
+fn epochs_are_steps_once_the_rows_are_counted_also_when_resumed() {
+    let dir = folder("epochs");
+    let model = model(&dir);
+    let data = dir.join("corpus.txt");
+    fs::write(&data, text(300)).unwrap();
+    let out = dir.join("out");
+    // More steps than the default of `--steps`.
+    let mut started = Started::new(with(job(&model, &data, "--epochs 8 --save-every 260"), "--out", &out));
+    started.wait_for("step 1/");
+    while !out.join("checkpoint-260/state.json").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    started.send(Signal::Kill);
+    started.finish();
+    let report = json(&expect(with(train("--json"), "--resume", &out), 0, &[]));
+    let rows = report["data"]["train_rows"].as_u64().unwrap();
+    assert_eq!(report["steps"].as_u64().unwrap(), (8 * rows.div_ceil(2)), "{report}");
+    assert!(report["steps"].as_u64().unwrap() > 260);
+}
+
+#[test]
+fn rows_that_are_gone_are_made_again_if_the_data_is_the_same() {
+    let dir = folder("rows-gone");
+    let model = model(&dir);
+    let data = dir.join("corpus.txt");
+    fs::write(&data, text(100)).unwrap();
+    let [whole, stopped] = ["whole", "stopped"].map(|name| dir.join(name));
+    let flags = "--steps 400 --save-every 5";
+    expect(with(job(&model, &data, flags), "--out", &whole), 0, &[]);
+    let mut started = Started::new(with(job(&model, &data, flags), "--out", &stopped));
+    started.wait_for("step 1/");
+    while !stopped.join("checkpoint-5/state.json").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    started.send(Signal::Term);
+    started.finish();
+    fs::remove_file(stopped.join("train.rows")).unwrap();
+    fs::write(&data, text(101)).unwrap();
+    expect(
+        with(train(""), "--resume", &stopped),
+        4,
+        &["corpus.txt", "not what the run was made of"],
+    );
+    fs::write(&data, text(100)).unwrap();
+    expect(with(train(""), "--resume", &stopped), 0, &[]);
+    assert!(trained(&whole) == trained(&stopped));
+}
+
+#[test]
+fn a_run_does_not_write_into_its_model() {
+    let dir = folder("into-model");
+    let model = model(&dir);
+    let data = dir.join("corpus.txt");
+    fs::write(&data, text(50)).unwrap();
+    for (inside, flags) in [
+        (model.clone(), ""),
+        (model.clone(), "--overwrite"),
+        (last_checkpoint(&model), "--overwrite"),
+    ] {
+        let before = names(&model);
+        expect(
+            with(job(&inside, &data, flags), "--out", &model),
+            2,
+            &["--model lies in", "choose another --out"],
+        );
+        assert_eq!(names(&model), before);
+    }
+}

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tightfit_testkit::rng::Rng;
 
 use crate::stop::{Signal, Started};
-use crate::util::{check_checkpoint, check_run, expect, folder, metrics, names, run, tiny, train, trained, with};
+use crate::util::{check_checkpoint, check_run, expect, folder, json, metrics, names, run, tiny, train, trained, with};
 
 /// The noted steps without what differs from run to run.
 fn curve(dir: &std::path::Path) -> Vec<Value> {
@@ -139,4 +139,84 @@ fn what_holds_no_run_is_not_resumed() {
     }
     expect(resume(), 0, &[]);
     check_run(&dir);
+}
+
+#[test]
+fn a_run_killed_before_its_result_is_written_is_completed() {
+    let dir = folder("resume-complete");
+    expect(with(tiny("--steps 6"), "--out", &dir), 0, &[]);
+    let whole = fs::read(dir.join("model.safetensors")).unwrap();
+    let before = json(&expect(with(train("--json"), "--resume", &dir), 0, &[]));
+    assert_eq!(before["status"], "done");
+    fs::remove_file(dir.join("result.json")).unwrap();
+    fs::remove_file(dir.join("model.safetensors")).unwrap();
+    let done = json(&expect(with(train("--json"), "--resume", &dir), 0, &[]));
+    for field in ["status", "steps", "loss_first", "loss_last", "eval_loss"] {
+        assert_eq!(done[field], before[field], "{field}");
+    }
+    assert!(whole == fs::read(dir.join("model.safetensors")).unwrap());
+    check_run(&dir);
+}
+
+#[test]
+fn a_run_that_is_to_be_replaced_stays_until_the_new_one_begins() {
+    let dir = folder("replace");
+    expect(with(tiny("--steps 4 --save-every 2"), "--out", &dir), 0, &[]);
+    let files = || {
+        let mut files: Vec<_> = names(&dir);
+        files.retain(|name| dir.join(name).is_file());
+        files
+            .iter()
+            .map(|name| fs::read(dir.join(name)).unwrap())
+            .collect::<Vec<_>>()
+    };
+    let (before, folders) = (files(), names(&dir));
+    expect(with(tiny("--overwrite --plan-only"), "--out", &dir), 0, &[]);
+    let absent = with(
+        with(train(""), "--model", dir.join("absent")),
+        "--data",
+        dir.join("absent.txt"),
+    );
+    expect(with(with(absent, "--out", &dir), "--threads", "1"), 4, &["absent"]);
+    assert!(before == files() && folders == names(&dir));
+    // Settings come last: a folder that has them holds one run and no other.
+    let mut started = Started::new(with(tiny("--overwrite --steps 1000000"), "--out", &dir));
+    started.wait_for("step 1/");
+    let config = fs::read_to_string(dir.join("config.toml")).unwrap();
+    assert!(config.contains("steps = 1000000"), "{config}");
+    started.send(Signal::Kill);
+    started.finish();
+    assert!(
+        names(&dir)
+            .iter()
+            .all(|name| !name.starts_with("checkpoint-") || name.ends_with(".replaced"))
+    );
+    assert!(
+        dir.join("model.safetensors").exists(),
+        "the old weights stay until there are new ones"
+    );
+}
+
+#[test]
+fn only_names_that_a_run_gives_are_checkpoints() {
+    let dir = folder("names");
+    expect(with(tiny("--steps 4 --save-every 2"), "--out", &dir), 0, &[]);
+    fs::remove_dir_all(dir.join("checkpoint-4")).unwrap();
+    for name in [
+        "checkpoint-007",
+        "checkpoint-+9",
+        "checkpoint-99999999999999999999",
+        "checkpoint-x",
+    ] {
+        fs::create_dir(dir.join(name)).unwrap();
+    }
+    fs::write(dir.join("checkpoint-8"), "a file").unwrap();
+    fs::write(dir.join("checkpoint-3.replaced"), "a file").unwrap();
+    fs::create_dir_all(dir.join("checkpoint-3.partial/inside")).unwrap();
+    expect(with(train(""), "--resume", &dir), 0, &[]);
+    assert_eq!(check_checkpoint(&dir.join("checkpoint-4")), 4);
+    assert!(!dir.join("checkpoint-3.replaced").exists() && !dir.join("checkpoint-3.partial").exists());
+    // A state that is not of its folder.
+    fs::rename(dir.join("checkpoint-4"), dir.join("checkpoint-5")).unwrap();
+    expect(with(train(""), "--resume", &dir), 4, &["checkpoint-5", "step 4"]);
 }
