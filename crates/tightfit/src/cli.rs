@@ -75,7 +75,7 @@ pub enum Command {
     /// Loss and perplexity of a model on text
     #[command(after_help = format!("{EVAL_EXAMPLES}\n\n{EXIT_CODES}"))]
     Eval(EvalArgs),
-    /// Let a model go on from a text, or answer a message
+    /// Continue a text, or answer a message
     #[command(after_help = format!("{GENERATE_EXAMPLES}\n\n{EXIT_CODES}"))]
     Generate(GenerateArgs),
     /// What is in a model's files: architecture, tensors, tokenizer, chat template
@@ -139,10 +139,10 @@ pub struct EvalArgs {
     /// Windows in memory at one time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..1 << 30))]
     pub batch: u64,
-    /// Rows whose logits exist at one time
+    /// Tokens whose logits exist at one time: fewer need less memory
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..1 << 30))]
     pub loss_chunk: u64,
-    /// What becomes of a sample that is longer than a window: split or drop
+    /// What becomes of a sample that is longer than a window: split or drop; a text file is always split
     #[arg(long, value_name = "NAME", default_value = "split", value_parser = <Long as Written>::read)]
     pub long: Long,
     /// Skip and count lines that cannot be used, instead of ending with an error
@@ -158,15 +158,16 @@ pub struct EvalArgs {
 
 /// Flags of `generate`.
 #[derive(Args, Debug)]
+#[group(id = "input", required = true, multiple = false)]
 pub struct GenerateArgs {
     /// The model: a Hugging Face folder, a .safetensors file in one, or a .gguf file
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
     /// Go on from this text as it is
-    #[arg(long, value_name = "TEXT", required_unless_present = "chat", conflicts_with = "chat")]
+    #[arg(long, value_name = "TEXT", group = "input")]
     pub prompt: Option<String>,
     /// Answer this message, in the model's chat template
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", group = "input")]
     pub chat: Option<String>,
     /// What the model is told before the message
     #[arg(long, value_name = "TEXT", requires = "chat", conflicts_with = "prompt")]
@@ -174,7 +175,7 @@ pub struct GenerateArgs {
     /// Most tokens to generate
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..1 << 24))]
     pub max_tokens: u32,
-    /// What logits are divided by; 0 always takes the likeliest token
+    /// How random the choice is: what logits are divided by; 0 always takes the likeliest token
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, value_parser = temperature)]
     pub temperature: f64,
     /// Only this many of the likeliest tokens; 0 takes all

@@ -40,7 +40,7 @@ pub fn to_stdout(text: &str) -> io::Result<()> {
     }
 }
 
-/// Progress of a long read: a bar on a terminal, nothing elsewhere.
+/// Progress of a long read: a bar on a terminal, a line where it begins elsewhere.
 pub struct Transfer {
     bar: Option<ProgressBar>,
 }
@@ -60,6 +60,10 @@ impl Transfer {
             bar.set_message(what.to_owned());
             bar
         });
+        if bar.is_none() {
+            // Nobody is lost if stderr is.
+            let _ = writeln!(io::stderr().lock(), "{what} …");
+        }
         Self { bar }
     }
 

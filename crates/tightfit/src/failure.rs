@@ -70,6 +70,14 @@ pub enum Failure {
         /// The folder.
         dir: PathBuf,
     },
+    /// An output folder that holds something else.
+    #[error("{} holds {file}, which is not of a run: choose another --out", dir.display())]
+    Foreign {
+        /// The folder.
+        dir: PathBuf,
+        /// What is in it.
+        file: String,
+    },
     /// A model that lies in the folder that a run would write.
     #[error("--model lies in {}, which this run would write to: choose another --out", dir.display())]
     OutHoldsModel {
@@ -161,6 +169,7 @@ impl Failure {
             | Failure::EmptyPrompt
             | Failure::NoTemplate { .. }
             | Failure::OutHoldsModel { .. }
+            | Failure::Foreign { .. }
             | Failure::Stride { .. }
             | Failure::Resume(ResumeError::Flag { .. })
             | Failure::Job(JobError::Model(_))

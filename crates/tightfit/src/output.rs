@@ -77,6 +77,10 @@ impl Output {
             if trained || !checkpoints::steps(dir)?.is_empty() {
                 return Err(Failure::Occupied { dir: dir.to_owned() });
             }
+            if let Some(file) = foreign(dir).map_err(|source| write_failure(dir, source))? {
+                let dir = dir.to_owned();
+                return Err(Failure::Foreign { dir, file });
+            }
         }
         let path = dir.join(METRICS);
         let metrics = OpenOptions::new()
@@ -265,6 +269,24 @@ impl Output {
         checkpoint::replace(&self.dir.join(name), |mut file| file.write_all(content.as_bytes()))?;
         Ok(())
     }
+}
+
+/// A file that shows that the folder holds a model which no run has made.
+fn foreign(dir: &Path) -> io::Result<Option<String>> {
+    // The first thing that a run makes there.
+    if dir.join(METRICS).exists() {
+        return Ok(None);
+    }
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let model = [".safetensors", ".safetensors.index.json", ".gguf"]
+            .iter()
+            .any(|end| name.ends_with(end));
+        if model || name == "config.json" {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
 }
 
 fn write_failure(path: &Path, source: io::Error) -> Failure {

@@ -20,6 +20,12 @@ pub enum PretrainedError {
     /// Its files.
     #[error(transparent)]
     Format(#[from] FormatError),
+    /// Nothing is there.
+    #[error("{} does not exist: a model is a path on this machine, and nothing is downloaded", path.display())]
+    NotFound {
+        /// As given.
+        path: PathBuf,
+    },
     /// Its configuration, or tensors that do not fit it.
     #[error("{}: {source}", path.display())]
     Model {
@@ -81,6 +87,9 @@ impl Pretrained {
     /// # Errors
     /// A file is missing or damaged, or the model is of a kind that is not known.
     pub fn open(path: &Path) -> Result<Self, PretrainedError> {
+        if !path.exists() {
+            return Err(PretrainedError::NotFound { path: path.to_owned() });
+        }
         let checkpoint = Checkpoint::open(path)?;
         let named = |source| PretrainedError::Model {
             path: path.to_owned(),

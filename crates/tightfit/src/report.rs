@@ -157,7 +157,9 @@ impl Report {
             self.plan.flops as f64 / 1e9
         ));
         if let Some(data) = &self.data {
+            let epochs = (settings.steps * settings.batch) as f64 / data.train_rows as f64;
             line(format!("data     {data}"));
+            line(format!("         {} steps are {epochs:.2} epochs", settings.steps));
         }
         line(format!("arena    {:>11}", format_bytes(self.planned_peak_bytes)));
         for (role, bytes) in &self.plan.peak.by_role {
@@ -189,6 +191,13 @@ impl Report {
             format_bytes(total),
             format_bytes(self.budget_bytes)
         ));
+        let made_for = self.model["max_position_embeddings"].as_u64();
+        if made_for.is_some_and(|positions| positions < settings.seq) {
+            line(format!(
+                "note     --seq {} is beyond the {} positions that the model was made for",
+                settings.seq, self.model["max_position_embeddings"]
+            ));
+        }
         text.truncate(text.trim_end().len());
         text
     }

@@ -41,8 +41,8 @@ macro_rules! settings {
                 )]
                 pub $name: Option<$ty>,
             )+)+
-            /// Start from this model: a Hugging Face folder, a .safetensors file in one, or a .gguf file [default: fresh weights of
-            /// the sizes below, on generated text]
+            /// Start from this model: a Hugging Face folder, a .safetensors file in one, or a .gguf file [default: fresh weights,
+            /// on generated text]
             #[arg(long, value_name = "PATH", help_heading = "Model")]
             pub model: Option<PathBuf>,
             /// Train on these files: .txt or .md as text; .jsonl with text, prompt and completion, instruction and output, or
@@ -197,13 +197,13 @@ settings! {
         initializer_range: f64 = 0.02;
     }
     "Data" {
-        /// What becomes of a sample that is longer than a row: split or drop
+        /// What becomes of a sample that is longer than a row: split or drop; a text file is always split
         #[arg(value_name = "NAME")]
         long: Long = Long::Split;
         /// Skip and count lines that cannot be used, instead of ending with an error
         #[arg(value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
         skip_bad_lines: bool = false;
-        /// Part of the samples that is held out for evaluation
+        /// Part of the samples, or of a text file's rows, that is held out for evaluation
         #[arg(value_name = "X")]
         eval_fraction: f64 = 0.05;
     }
@@ -263,7 +263,7 @@ settings! {
         keep: u64 = 2;
     }
     "Memory and machine" {
-        /// Rows whose logits exist at one time
+        /// Tokens whose logits exist at one time: fewer need less memory
         #[arg(value_name = "N")]
         loss_chunk: u64 = 512;
     }

@@ -9,7 +9,7 @@ use tightfit_text::data::{Batches, Options, Rows};
 use crate::BatchShape;
 use crate::cli::EvalArgs;
 use crate::console::{Console, Transfer};
-use crate::data::{DataReport, RowFiles, Split, prepare_rows};
+use crate::data::{DataReport, RowFiles, Split, many, prepare_rows};
 use crate::failure::Failure;
 use crate::inference::{Inference, MemoryReport};
 use crate::job::JobError;
@@ -92,8 +92,9 @@ pub fn run(args: &EvalArgs) -> Result<u8, Failure> {
         memory: inference.memory()?,
     };
     write(console.line(&format!(
-        "data     {}\nloss     {:.6} nats/token, perplexity {:.4}, over {} tokens\n{}",
-        report.data,
+        "data     {} of {} tokens\nloss     {:.6} nats/token, perplexity {:.4}, over {} tokens\n{}",
+        many(report.data.train_rows, "window"),
+        report.seq,
         report.loss,
         report.perplexity,
         report.tokens,

@@ -78,6 +78,10 @@ struct TokenizerReport {
 /// Shows; the exit code.
 pub fn run(args: &InspectArgs) -> Result<u8, Failure> {
     let console = Console { json: args.json };
+    if !args.model.exists() {
+        let path = args.model.clone();
+        return Err(PretrainedError::NotFound { path }.into());
+    }
     let checkpoint = Checkpoint::open(&args.model).map_err(PretrainedError::from)?;
     let report = report(args, &checkpoint);
     if !args.json {

@@ -95,6 +95,10 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
     }
     drop((plan, model_files));
 
+    if let Some(state) = state {
+        let words = format!("resumed  after step {} of {}", state.step, job.settings.steps);
+        write(console.line(&words))?;
+    }
     let Job { settings, plan, .. } = job;
     let mut session = Session::new(plan, settings.threads)?;
     session.set_poison(args.poison);

@@ -14,7 +14,7 @@ mod source;
 pub use batch::{BatchError, Batches, Split};
 pub use encode::TextEncoder;
 pub use prepared::{PrepareError, PreparedText, RowFiles, prepare_rows};
-pub use report::DataReport;
+pub use report::{DataReport, many};
 pub use source::{Language, TextSource, VOCAB_SIZE};
 pub use tightfit_text::data::BatchBuffers;
 use tightfit_text::data::{Counts, Options, RowsError};

@@ -68,7 +68,8 @@ impl fmt::Display for DataReport {
     }
 }
 
-fn many(count: u64, what: &str) -> String {
+/// E.g. `1 row`, `2 rows`.
+pub fn many(count: u64, what: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {what}{plural}")
 }

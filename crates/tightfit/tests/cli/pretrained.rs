@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 
+use crate::resume::kill;
 use crate::stop::{Signal, Started};
 use crate::util::{
     BIN, TINY, check_checkpoint, expect, folder, json, last_checkpoint, metrics, names, tiny, train, trained, with,
@@ -140,29 +142,13 @@ fn a_run_on_files_killed_at_any_moment_ends_with_the_same_bits() {
     };
     fs::write(&data, (0..300).map(|i| line(i) + "\n").collect::<String>()).unwrap();
     let [whole, killed] = ["whole", "killed"].map(|name| dir.join(name));
-    let flags = "--seq 64 --steps 300 --save-every 3 --micro-batch 1";
-    expect(with(job(&model, &data, flags), "--out", &whole), 0, &[]);
-    let mut rng = tightfit_testkit::rng::Rng::new(5);
-    for _ in 0..20 {
-        let started = if killed.join("config.toml").exists() {
-            with(train(""), "--resume", &killed)
-        } else {
-            with(job(&model, &data, flags), "--out", &killed)
-        };
-        let mut started = Started::new(started);
-        std::thread::sleep(std::time::Duration::from_micros(rng.below(150_000)));
-        if started.child.try_wait().unwrap().is_none() {
-            started.send(Signal::Kill);
-        }
-        started.finish();
-        if killed.join("checkpoint-3").exists() {
-            // The rows are the run's own by now: what becomes of the file does not matter.
-            fs::write(&data, "").unwrap();
-        }
-    }
-    expect(with(train(""), "--resume", &killed), 0, &[]);
-    assert!(trained(&whole) == trained(&killed));
-    check_checkpoint(&last_checkpoint(&killed));
+    let job = || job(&model, &data, "--seq 64 --steps 300 --save-every 3 --micro-batch 1");
+    let started = Instant::now();
+    expect(with(job(), "--out", &whole), 0, &[]);
+    kill(20, &killed, started.elapsed(), job, || {
+        assert!(trained(&whole) == trained(&killed));
+        check_checkpoint(&last_checkpoint(&killed));
+    });
 }
 
 /// Of half precision, in two shards: each weight is its half, widened, to the bit.
@@ -490,6 +476,18 @@ fn rows_that_are_gone_are_made_again_if_the_data_is_the_same() {
     fs::write(&data, text(100)).unwrap();
     expect(with(train(""), "--resume", &stopped), 0, &[]);
     assert!(trained(&whole) == trained(&stopped));
+}
+
+#[test]
+fn a_run_does_not_write_into_folders_that_hold_something_else() {
+    let dir = folder("foreign");
+    for name in ["config.json", "weights.gguf", "model.safetensors.index.json"] {
+        let out = dir.join(name.replace('.', "-"));
+        fs::create_dir(&out).unwrap();
+        fs::write(out.join(name), "mine").unwrap();
+        expect(with(tiny(""), "--out", &out), 2, &[name, "choose another --out"]);
+        assert_eq!(names(&out), [name]);
+    }
 }
 
 #[test]

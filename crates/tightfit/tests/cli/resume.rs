@@ -1,8 +1,10 @@
 //! Runs that go on where they were left, whatever ended them.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tightfit_testkit::rng::Rng;
@@ -11,7 +13,7 @@ use crate::stop::{Signal, Started};
 use crate::util::{check_checkpoint, check_run, expect, folder, json, metrics, names, run, tiny, train, trained, with};
 
 /// The noted steps without what differs from run to run.
-fn curve(dir: &std::path::Path) -> Vec<Value> {
+fn curve(dir: &Path) -> Vec<Value> {
     let without_time = |mut step: Value| {
         step.as_object_mut().unwrap().remove("seconds");
         step
@@ -19,35 +21,46 @@ fn curve(dir: &std::path::Path) -> Vec<Value> {
     metrics(dir).into_iter().map(without_time).collect()
 }
 
-#[test]
-fn killed_at_fifty_moments_a_run_ends_with_the_same_bits() {
-    const MOMENTS: usize = 50;
-    let dir = folder("kill");
-    let [whole, killed] = ["whole", "killed"].map(|name| dir.join(name));
-    let job = "--layers 2 --batch 4 --micro-batch 2 --steps 1000 --save-every 2 --keep 2 --eval-every 3";
-    expect(with(tiny(job), "--out", &whole), 0, &[]);
+/// Runs a job again and again in `dir`, each time killed at a random moment, and as often as it comes to its end calls `done`. Moments
+/// reach from before the folder is there to some saves after the start; `whole` is how long the job takes.
+pub fn kill(moments: usize, dir: &Path, whole: Duration, job: impl Fn() -> Command, mut done: impl FnMut()) {
     let mut rng = Rng::new(11);
     let mut kills = 0;
-    for _ in 0..MOMENTS {
-        let started = if killed.join("config.toml").exists() {
-            with(train(""), "--resume", &killed)
-        } else {
-            with(tiny(job), "--out", &killed)
-        };
-        let mut started = Started::new(started);
-        // From before the folder is there to some saves after the start.
-        thread::sleep(Duration::from_micros(rng.below(60_000)));
-        if started.child.try_wait().unwrap().is_none() {
+    let start = || match dir.join("config.toml").exists() {
+        true => with(train(""), "--resume", dir),
+        false => with(job(), "--out", dir),
+    };
+    while kills < moments {
+        let mut started = Started::new(start());
+        thread::sleep(whole.mul_f64(rng.unit() / 8.0));
+        let running = started.child.try_wait().unwrap().is_none();
+        if running {
             started.send(Signal::Kill);
             kills += 1;
         }
-        started.finish();
+        let finished = started.finish();
+        if !running {
+            assert_eq!(finished.code, Some(0), "{finished:?}");
+            done();
+            fs::remove_dir_all(dir).unwrap();
+        }
     }
-    assert_eq!(kills, MOMENTS, "the run is too short to be killed so often");
-    expect(with(train(""), "--resume", &killed), 0, &[]);
-    assert_eq!(check_run(&killed)["status"], "done");
-    assert!(trained(&whole) == trained(&killed));
-    assert_eq!(curve(&whole), curve(&killed));
+    expect(start(), 0, &[]);
+    done();
+}
+
+#[test]
+fn killed_at_fifty_moments_a_run_ends_with_the_same_bits() {
+    let dir = folder("kill");
+    let [whole, killed] = ["whole", "killed"].map(|name| dir.join(name));
+    let job = || tiny("--layers 2 --batch 4 --micro-batch 2 --steps 400 --save-every 2 --keep 2 --eval-every 3");
+    let started = Instant::now();
+    expect(with(job(), "--out", &whole), 0, &[]);
+    kill(50, &killed, started.elapsed(), job, || {
+        assert_eq!(check_run(&killed)["status"], "done");
+        assert!(trained(&whole) == trained(&killed));
+        assert_eq!(curve(&whole), curve(&killed));
+    });
 }
 
 #[test]
