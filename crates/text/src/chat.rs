@@ -7,22 +7,31 @@
 //! One thing is left out on purpose: `strftime_now` is not defined. Rows of training data must not depend on the day on which they were made.
 //! Templates that ask whether it is defined (as Llama 3's) then use a date of their own; others fail and say why.
 //!
-//! Templates are programs from strangers: the fuel for one rendering bounds its time and its memory, and recursion is bounded.
+//! Templates are programs from strangers: the fuel for one rendering bounds its time and its memory, and recursion is bounded. The
+//! engine recurses over what it compiles, so it works on a thread with a large stack.
 
+mod bounds;
+mod source;
+
+use crate::guard;
 use crate::tokenizer::{SpecialTokens, Tokenizer};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
-use minijinja::{Environment, ErrorKind, Value, context};
+use minijinja::{Environment, ErrorKind, State, Value, context};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
 
 /// The largest template, in bytes. Those with tool calls have about ten thousand.
-const LONGEST: usize = 1 << 20;
+const LONGEST: usize = 64 << 10;
+
+/// Stack of the threads that templates are compiled and rendered on: far more than the longest expressions take, in a debug build
+/// too. Pages that are not touched take no memory.
+const STACK: usize = 64 << 20;
 
 /// Steps that a rendering may take, or 64-byte units that it may build: for itself, for each message, and for each so many bytes of
-/// these. Real templates take 15 to 50 for a message, and one for every 12 bytes.
+/// these. Real templates take 15 to 70 for a message.
 const FUEL: u64 = 100_000;
 const FUEL_PER_MESSAGE: u64 = 200;
 const BYTES_PER_FUEL: u64 = 4;
@@ -89,7 +98,7 @@ impl ChatTemplate {
     /// Reads the template of a checkpoint with these special tokens, which it knows as `bos_token`, `eos_token` and so on.
     ///
     /// # Errors
-    /// What is wrong in the template, with its line; templates of more than 1 MiB.
+    /// What is wrong in the template, with its line; templates of more than 64 KiB.
     pub fn new(source: &str, tokens: &SpecialTokens) -> Result<Self, ChatError> {
         if source.len() > LONGEST {
             return Err(ChatError::Template(format!(
@@ -104,6 +113,7 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", tojson);
+        bounds::install(&mut environment);
         let SpecialTokens { bos, eos, pad, unk } = tokens;
         for (name, token) in [
             ("bos_token", bos),
@@ -115,7 +125,7 @@ impl ChatTemplate {
                 environment.add_global(name, token.content.clone());
             }
         }
-        let source = without_generation_tags(source);
+        let source = source::instrumented(source).map_err(ChatError::Template)?;
         guarded(|| environment.add_template_owned(NAME, source)).map_err(ChatError::Template)?;
         Ok(Self { environment })
     }
@@ -220,12 +230,18 @@ fn answer_end(added: &str, content: &str) -> usize {
     if end > said { end } else { added.len() }
 }
 
-/// Calls into `minijinja`; a panic there becomes an error. What a failed call leaves is not used again, so unwinding through it is safe.
-fn guarded<T>(call: impl FnOnce() -> Result<T, minijinja::Error>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(result) => result.map_err(|e| describe(&e)),
-        Err(_) => Err("the template engine gave up".into()),
-    }
+/// Calls into `minijinja`, on a thread of its own; a panic there becomes an error.
+fn guarded<T: Send>(call: impl FnOnce() -> Result<T, minijinja::Error> + Send) -> Result<T, String> {
+    let call = || guard::guarded(|| call().map_err(|e| describe(&e)));
+    let called = thread::scope(|scope| {
+        let thread = thread::Builder::new()
+            .stack_size(STACK)
+            .spawn_scoped(scope, call)
+            .map_err(|e| format!("cannot start a thread: {e}"))?;
+        // A panic was caught inside, except one while another is dropped.
+        Ok::<_, String>(thread.join().and_then(|caught| caught))
+    })?;
+    called.unwrap_or_else(|_| Err("the template engine gave up".into()))
 }
 
 /// An error with its causes: a template's own refusal is one of these.
@@ -244,7 +260,8 @@ fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
 }
 
 /// `json.dumps(value, ensure_ascii=False, indent=indent)`.
-fn tojson(value: &Value, options: Kwargs) -> Result<Value, minijinja::Error> {
+fn tojson(state: &State, value: Value, options: Kwargs) -> Result<Value, minijinja::Error> {
+    let value = bounds::bounded(state, value)?;
     let indent: Option<usize> = options.get("indent")?;
     let ascii: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
@@ -291,29 +308,4 @@ impl Formatter for Spaced {
     fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
         writer.write_all(b": ")
     }
-}
-
-/// A template without `{% generation %}` and `{% endgeneration %}`, with which transformers marks answers. Conditions that always
-/// hold take their place, so that they take the same blanks with them.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(at) = rest.find("{%") {
-        let (before, tag) = rest.split_at(at);
-        out.push_str(before);
-        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
-        let (tag, after) = tag.split_at(end);
-        let word = tag
-            .trim_start_matches("{%")
-            .trim_end_matches("%}")
-            .trim_matches(['-', '+'])
-            .trim();
-        match word {
-            "generation" => out.push_str(&tag.replacen("generation", "if true", 1)),
-            "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endif", 1)),
-            _ => out.push_str(tag),
-        }
-        rest = after;
-    }
-    out + rest
 }

@@ -2,7 +2,9 @@
 
 pub mod chat;
 pub mod data;
+mod guard;
 pub mod tokenizer;
 
 pub use chat::{ChatError, ChatTemplate, Message, Segment};
+pub use guard::quiet_panics;
 pub use tokenizer::{DecodeStream, SpecialToken, SpecialTokens, Tokenizer, TokenizerError};

@@ -150,11 +150,105 @@ fn templates_have_limits() {
         "{{ x",
         "{% generation %}",
         &format!("{{{{ {nested}1 }}}}"),
-        &"x".repeat(2 << 20),
+        &"x".repeat(65 << 10),
     ] {
         let error = render(source).unwrap_err();
         assert!(matches!(error, ChatError::Template(_)), "{error}");
     }
+}
+
+/// A template of just under 64 KiB: `before`, `unit` as often as it fits, `after`.
+fn filled(before: &str, unit: &str, after: &str) -> String {
+    let times = ((64 << 10) - before.len() - after.len()) / unit.len();
+    [before, &unit.repeat(times), after].concat()
+}
+
+#[test]
+fn long_expressions_do_not_overflow_the_stack() {
+    let hi = [Message {
+        role: "user".into(),
+        content: "hi".into(),
+    }];
+    for (before, unit, after) in [
+        ("{{ ", "-", "x }}"),
+        ("{{ ", "not ", "x }}"),
+        ("{{ x", "+1", " }}"),
+        ("{{ x", "~1", " }}"),
+        ("{{ x", "**1", " }}"),
+        ("{{ x", " and x", " }}"),
+        ("{{ x", " or x", " }}"),
+        ("{{ x", ".a", " }}"),
+        ("{{ x", "[0]", " }}"),
+        ("{{ x", "()", " }}"),
+        ("{{ x", "|list", " }}"),
+        ("{{ x", " is not none", " }}"),
+        ("{{ ", "x if y else ", "x }}"),
+        ("{{ x ", "if x ", " }}"),
+        ("{{ x", "<1", " }}"),
+        ("{{ ", "(", "x }}"),
+        ("{{ ", "[", "x }}"),
+        ("{{ ", "{1:", "x }}"),
+        ("{% if x %}", "{% elif x %}", "{% endif %}"),
+        ("", "{% if x %}", ""),
+        ("", "{% for x in x %}", ""),
+        ("{% set x = [1] %}", "{% set x = [x] %}", "{{ x }}"),
+        ("{% set x = [1] %}", "{% set x = x[0:] %}", "{{ x }}"),
+        ("{% set x = [1] %}", "{% set x = [1] + x %}", "{{ x|length }}"),
+        ("{% filter upper", "|upper", " %}{% endfilter %}"),
+        ("{% macro m(", "a,", "b) %}{% endmacro %}"),
+    ] {
+        let long = filled(before, unit, after);
+        // Also the longest that is let through, in a debug build too.
+        let most = [before, &unit.repeat(490), after].concat();
+        for source in [long, most] {
+            if let Ok(template) = ChatTemplate::new(&source, &tokens()) {
+                let _ = template.render(&hi, false);
+            }
+        }
+    }
+    let most = format!("{{{{ {}1 }}}}", "-".repeat(900));
+    let template = ChatTemplate::new(&most, &tokens()).unwrap();
+    assert_eq!(template.render(&hi, false).unwrap(), "1");
+}
+
+#[test]
+fn values_cannot_hold_themselves_or_grow_for_nothing() {
+    let render = |source: &str| ChatTemplate::new(source, &tokens()).unwrap().render(&[], false);
+    let ns = "{% set ns = namespace(x=[1]) %}";
+    let double = "{% set x = [1] %}";
+    for source in [
+        format!("{ns}{{% set ns.x = ns %}}{{{{ ns }}}}"),
+        format!("{ns}{{% set ns.x = [{{'a': ns}}] %}}{{{{ ns|tojson }}}}"),
+        format!("{ns}{{% set y = ns %}}{{% for z in [y] %}}{{% set ns.x = z %}}{{% endfor %}}{{{{ ns }}}}"),
+        format!("{ns}{{% set ns2 = namespace(y=ns) %}}{{{{ ns2 }}}}"),
+        format!("{ns}{{% macro m() %}}{{{{ ns }}}}{{% endmacro %}}{{% set ns.x = m %}}{{{{ ns.x() }}}}"),
+        format!("{ns}{{% set ns.x, y = ns, 1 %}}{{{{ ns }}}}"),
+        format!("{ns}{{% for i in range(40) %}}{{% set ns.x = ns.x + ns.x %}}{{% endfor %}}{{{{ ns.x|length }}}}"),
+        format!("{ns}{{% for i in range(60) %}}{{% set ns.x = [ns.x, ns.x] %}}{{% endfor %}}{{{{ ns.x == ns.x }}}}"),
+        format!("{double}{}{{{{ x|length }}}}", "{% set x = x + x %}".repeat(64)),
+        format!("{double}{}{{{{ x|length }}}}", "{% set x = x|chain(x) %}".repeat(64)),
+        format!("{double}{}{{{{ x }}}}", "{% set x = [x, x] %}".repeat(30)),
+        format!("{double}{}{{{{ x }}}}", "{% set x = x, x %}".repeat(30)),
+        format!("{double}{}{{{{ x }}}}", "{% set x = dict(a=x, b=x) %}".repeat(30)),
+        format!("{double}{}{{{{ x }}}}", "{% set x = [0, 0]|map('default', x, true)|list %}".repeat(30)),
+        format!("{double}{}{{{{ x }}}}", "{% set x = [x] %}".repeat(2000)),
+        "{% macro m(x, n) %}{% if n %}{{ m(x + x + x + x + x + x + x + x, n - 1) }}{% endif %}{% endmacro %}{{ m([1], 15) }}".into(),
+        "{% macro m(x, n) %}{% if n %}{{ m([x, x, x, x, x, x], n - 1) }}{% else %}{{ x }}{% endif %}{% endmacro %}{{ m([1], 15) }}".into(),
+        "{% set x = 'x' * 100000 %}{% set x = [x] * 1000 %}{{ x|join }}".into(),
+        "{% set x = 'x' * 100000 %}{{ [x] * 1000 }}".into(),
+        "{% set x = 'x' * 100000 %}{{ ([x] * 1000)|tojson }}".into(),
+    ] {
+        let rendered = render(&source);
+        assert!(matches!(rendered, Err(ChatError::Render(_))), "{source}: {rendered:?}");
+    }
+    // A namespace keeps what a list that is made later would hold, not the list.
+    let items = format!("{ns}{}{{{{ ns }}}}", "{% set ns.x = ns.items() %}".repeat(2));
+    assert_eq!(render(&items).unwrap(), "{'x': [['x', [['x', [1]]]]]}");
+    // What templates use namespaces and lists for.
+    let useful = "{% set ns = namespace(n=0, found=false, names=[]) %}{% for m in ['a', 'b'] + ['c'] %}{% set ns.n = ns.n + 1 %}\
+        {%- set ns.found = ns.found or m == 'b' -%}{% set ns.names = ns.names + [m] %}{% endfor %}\
+        {{- ns.n + 1 }} {{ ns.found }} {{ ns.names|join('+') }} {{ {'a': [1, (2, 3)]}['a'][1][0] }} {{ ns.names[1:] }}";
+    assert_eq!(render(useful).unwrap(), "4 True a+b+c 2 ['b', 'c']");
 }
 
 proptest! {

@@ -99,6 +99,7 @@ fn a_folder_s_configuration_counts() {
         "bos_token": {"content": "<|endoftext|>", "lstrip": false},
         "eos_token": "<|im_end|>",
         "pad_token": "<|new|>",
+        "added_tokens_decoder": {"9999": {"content": "<|new|>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}},
         "add_bos_token": true,
         "add_eos_token": true,
         "chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "from the configuration"}],
@@ -120,7 +121,7 @@ fn a_folder_s_configuration_counts() {
     assert_eq!(
         configured.pad(),
         Some(plain.vocab_size() as u32),
-        "a token that only the configuration has gets the next id"
+        "a token that only the configuration lists gets the next id"
     );
     assert_eq!(
         configured.encode("<|new|>", false).unwrap(),
@@ -139,6 +140,57 @@ fn a_folder_s_configuration_counts() {
     std::fs::write(path.join("tokenizer.json"), bytes("qwen2.json")).unwrap();
     let error = configured.hf_files().unwrap_err().to_string();
     assert!(error.contains("tokenizer.json: changed"), "{error}");
+}
+
+#[test]
+fn roles_of_tokens_that_are_not_there_are_errors() {
+    let tokenizer = ("tokenizer.json".to_owned(), bytes("gpt2.json"));
+    for role in ["bos_token", "eos_token", "pad_token"] {
+        for name in ["tokenizer_config.json", "special_tokens_map.json"] {
+            let path = folder(
+                "roles",
+                &[tokenizer.clone(), file(name, json!({role: {"content": "<nope>"}}))],
+            );
+            let error = Tokenizer::from_folder(&path).unwrap_err().to_string();
+            let expected = format!("{name}: {role}: the vocabulary has no token `<nope>`");
+            assert!(error.ends_with(&expected), "{error}");
+        }
+    }
+    let config = json!({"bos_token": null, "pad_token": null, "unk_token": null, "eos_token": {"content": "<|endoftext|>", "lstrip": false}});
+    let path = folder("roles", &[tokenizer, file("tokenizer_config.json", config)]);
+    let tokenizer = Tokenizer::from_folder(&path).unwrap();
+    assert_eq!((tokenizer.bos(), tokenizer.pad()), (None, None));
+    assert!(tokenizer.eos().is_some());
+}
+
+#[test]
+fn files_that_are_none_are_errors() {
+    for name in [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "generation_config.json",
+        "chat_template.jinja",
+    ] {
+        for (make, kind) in [("mkfifo", "a FIFO"), ("mkdir", "a directory")] {
+            let path = folder("no-files", &[("tokenizer.json".to_owned(), bytes("gpt2.json"))]);
+            let _ = std::fs::remove_file(path.join(name));
+            assert!(
+                std::process::Command::new(make)
+                    .arg(path.join(name))
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+            let error = Tokenizer::from_folder(&path).unwrap_err().to_string();
+            assert!(error.contains(&format!("{name}: is {kind}")), "{error}");
+        }
+        let path = folder("no-files", &[("tokenizer.json".to_owned(), bytes("gpt2.json"))]);
+        let _ = std::fs::remove_file(path.join(name));
+        std::os::unix::fs::symlink("/dev/zero", path.join(name)).unwrap();
+        let error = Tokenizer::from_folder(&path).unwrap_err().to_string();
+        assert!(error.contains(&format!("{name}: is a device")), "{error}");
+    }
 }
 
 #[test]

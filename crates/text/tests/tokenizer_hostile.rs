@@ -4,6 +4,7 @@ mod common;
 
 use common::{NAMES, bytes, parse_gguf};
 use proptest::prelude::*;
+use serde_json::{Value, json};
 use tightfit_text::Tokenizer;
 
 /// Reads a file and, if it is one, uses what it describes.
@@ -101,4 +102,57 @@ fn known_tricks() {
     for trick in tricks {
         use_all(Tokenizer::from_json(trick.as_bytes(), "trick"));
     }
+}
+
+#[test]
+fn steps_that_blow_texts_up_are_errors() {
+    let replace =
+        |pattern: &str, content: &str| json!({"type": "Replace", "pattern": {"String": pattern}, "content": content});
+    let long = "x".repeat(65);
+    let template = |count: usize| {
+        let token = json!({"SpecialToken": {"id": "a", "type_id": 0}});
+        json!({"type": "TemplateProcessing", "single": vec![token.clone(); count], "pair": [token],
+            "special_tokens": {"a": {"id": "a", "ids": [0], "tokens": ["a"]}}})
+    };
+    let cases = [
+        ("normalizer", replace("e", &"x".repeat(200_000))),
+        ("normalizer", replace("e", &"x".repeat(17))),
+        ("normalizer", replace("", "x")),
+        ("normalizer", json!({"type": "Prepend", "prepend": long})),
+        (
+            "normalizer",
+            json!({"type": "Sequence", "normalizers": vec![replace("a", "aa"); 5]}),
+        ),
+        (
+            "normalizer",
+            json!({"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": []}]}),
+        ),
+        (
+            "normalizer",
+            json!({"type": "Replace", "pattern": {"Regex": "x*"}, "content": "y".repeat(20)}),
+        ),
+        (
+            "pre_tokenizer",
+            json!({"type": "Sequence", "pretokenizers": vec![json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true}); 5]}),
+        ),
+        ("decoder", replace("a", &long)),
+        (
+            "decoder",
+            json!({"type": "Sequence", "decoders": vec![json!({"type": "Fuse"}); 33]}),
+        ),
+        ("post_processor", template(3000)),
+    ];
+    let mut spec: Value = serde_json::from_slice(&bytes("gpt2.json")).unwrap();
+    let read = |spec: &Value| Tokenizer::from_json(spec.to_string().as_bytes(), "some/tokenizer.json");
+    for (part, step) in cases {
+        let before = spec[part].take();
+        spec[part] = step;
+        let error = read(&spec).unwrap_err().to_string();
+        assert!(error.starts_with("some/tokenizer.json: "), "{error}");
+        spec[part] = before;
+    }
+    // Those of real tokenizers are read.
+    spec["normalizer"] = json!({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")]});
+    spec["post_processor"] = json!({"type": "Sequence", "processors": [{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true}, template(2)]});
+    read(&spec).unwrap();
 }

@@ -7,6 +7,8 @@ use tightfit::cli::Cli;
 use tightfit::command;
 
 fn main() -> ExitCode {
+    // What other parsers panic at becomes an error, which is printed.
+    tightfit_text::quiet_panics();
     match command::run(&Cli::parse()) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {

@@ -29,6 +29,14 @@ macro_rules! settings {
         #[derive(Args, Clone, Debug, Default, PartialEq, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct Request {
+            /// Start from this model: a Hugging Face folder, a .safetensors file in one, or a .gguf file [default: fresh weights,
+            /// on generated text]
+            #[arg(long, value_name = "PATH", help_heading = "Model")]
+            pub model: Option<PathBuf>,
+            /// Train on these files: .txt or .md as text; .jsonl with text, prompt and completion, instruction and output, or
+            /// messages on each line
+            #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Data")]
+            pub data: Option<Vec<PathBuf>>,
             $($(
                 $(#[doc = $doc])+
                 #[arg(
@@ -41,14 +49,6 @@ macro_rules! settings {
                 )]
                 pub $name: Option<$ty>,
             )+)+
-            /// Start from this model: a Hugging Face folder, a .safetensors file in one, or a .gguf file [default: fresh weights,
-            /// on generated text]
-            #[arg(long, value_name = "PATH", help_heading = "Model")]
-            pub model: Option<PathBuf>,
-            /// Train on these files: .txt or .md as text; .jsonl with text, prompt and completion, instruction and output, or
-            /// messages on each line
-            #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Data")]
-            pub data: Option<Vec<PathBuf>>,
             /// Passes over the training rows, instead of --steps
             #[arg(long, allow_negative_numbers = true, value_name = "X", value_parser = f64::read, help_heading = "Training", conflicts_with = "steps")]
             pub epochs: Option<f64>,

@@ -43,6 +43,16 @@ pub enum DataError {
         /// Why.
         source: io::Error,
     },
+    /// A file that got shorter.
+    #[error("{} changed while it was read: it had {bytes} bytes, but ended after {read}", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// Its size before.
+        bytes: u64,
+        /// Bytes read.
+        read: u64,
+    },
     /// A text file that is not text.
     #[error("{}:{line}: {reason} at byte {offset} of the file", path.display())]
     Text {

@@ -1,6 +1,10 @@
 //! Data files, and places in them.
 
-use std::{fs::File, io, path::Path};
+use std::{
+    fs::File,
+    io::{self, Read, Take},
+    path::Path,
+};
 
 use super::{encoder::EncodeError, error::DataError, text::TextError};
 
@@ -44,11 +48,25 @@ impl<'a> DataFile<'a> {
         })
     }
 
-    pub(super) fn file(&self) -> Result<File, DataError> {
-        File::open(self.path).map_err(|source| DataError::Open {
+    /// The file, up to the size that it had when it was looked at: one that grows while it is read would never end.
+    pub(super) fn file(&self) -> Result<Take<File>, DataError> {
+        let file = File::open(self.path).map_err(|source| DataError::Open {
             path: self.path.to_owned(),
             source,
-        })
+        })?;
+        Ok(file.take(self.bytes))
+    }
+
+    /// Ends the reading of a file, of which there were `read` bytes; returns these.
+    pub(super) fn end(&self, read: u64) -> Result<u64, DataError> {
+        if read < self.bytes {
+            return Err(DataError::Changed {
+                path: self.path.to_owned(),
+                bytes: self.bytes,
+                read,
+            });
+        }
+        Ok(read)
     }
 
     pub(super) fn read_error(&self, source: io::Error) -> DataError {

@@ -149,7 +149,7 @@ impl Preparation<'_> {
             self.end_of_document(place, sink)?;
             self.end_of_sample(sink)?;
         }
-        Ok(reader.bytes())
+        file.end(reader.bytes())
     }
 
     /// Reads a file of JSON lines; returns its bytes.
@@ -171,7 +171,7 @@ impl Preparation<'_> {
             }
             self.progress.at(reader.bytes(), self.tokens())?;
         }
-        Ok(reader.bytes())
+        file.end(reader.bytes())
     }
 
     /// Encodes a line's sample. What makes a sample bad is found out before a piece of it is in a row.

@@ -1,7 +1,6 @@
 //! What can be wrong with a tokenizer, and where.
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use crate::guard;
 use std::path::PathBuf;
 
 /// Why a tokenizer cannot be read or used.
@@ -14,6 +13,14 @@ pub enum TokenizerError {
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
+    },
+    /// A directory, a pipe, a device.
+    #[error("{}: is {kind}, not a regular file", path.display())]
+    NotAFile {
+        /// What was named.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
     },
     /// A file is larger than any tokenizer's.
     #[error("{place}: {bytes} bytes, but a file of this kind has at most {limit}")]
@@ -66,14 +73,8 @@ impl TokenizerError {
 /// Nothing that such a call leaves half done is used again: what it built is dropped, and encoding and decoding change no state
 /// but a cache of whole entries. That is why asserting unwind safety is right.
 pub(super) fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(call)) {
+    match guard::guarded(call) {
         Ok(result) => result.map_err(|e| e.to_string()),
-        Err(panic) => Err(format!("the tokenizer gave up: {}", panic_message(&*panic))),
+        Err(panic) => Err(format!("the tokenizer gave up: {}", guard::panic_message(&*panic))),
     }
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("no reason given")
 }

@@ -6,8 +6,9 @@ use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File, Metadata};
 use std::io::Read;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{
@@ -67,6 +68,9 @@ struct Config {
     added_tokens_decoder: BTreeMap<String, AddedToken>,
     additional_special_tokens: Option<Vec<Named>>,
     chat_template: Option<Templates>,
+    /// The files that `bos_token`, `eos_token` and `pad_token` are from.
+    #[serde(skip)]
+    files: [&'static str; 3],
 }
 
 /// What is used of `generation_config.json` and `config.json`.
@@ -100,6 +104,8 @@ impl Tokenizer {
         })?;
         let mut config: Config = read_json(&folder.join(CONFIG))?.unwrap_or_default();
         let map: Config = read_json(&folder.join(SPECIAL))?.unwrap_or_default();
+        let file = |token: &Option<Named>| if token.is_some() { CONFIG } else { SPECIAL };
+        config.files = [&config.bos_token, &config.eos_token, &config.pad_token].map(file);
         config.bos_token = config.bos_token.or(map.bos_token);
         config.eos_token = config.eos_token.or(map.eos_token);
         config.pad_token = config.pad_token.or(map.pad_token);
@@ -196,7 +202,7 @@ impl Tokenizer {
     }
 }
 
-/// Builds a tokenizer as transformers does from the same files: added tokens that only the configuration has are added, tokens with
+/// Builds a tokenizer as transformers does from the same files: added tokens that only the configuration lists are added, tokens with
 /// a role are special, and `add_bos_token`/`add_eos_token`, where given, replace the post-processor.
 fn build(
     json: &[u8],
@@ -219,20 +225,33 @@ fn build(
         .into_values()
         .filter(|t| !is_present(&t.content))
         .collect::<Vec<_>>();
-    let mut add = |tokens: Vec<AddedToken>| guarded(|| inner.add_tokens(tokens)).map_err(invalid);
-    add(listed)?;
+    guarded(|| inner.add_tokens(listed)).map_err(invalid)?;
     let [bos, eos, pad, unk] =
         [config.bos_token, config.eos_token, config.pad_token, config.unk_token].map(|t| t.map(Named::content));
+    // transformers would add these too. But the model has no such tokens: a typing error would end no text and be trained on.
+    for ((role, token), file) in [("bos_token", &bos), ("eos_token", &eos), ("pad_token", &pad)]
+        .into_iter()
+        .zip(config.files)
+    {
+        if let Some(token) = token.as_ref().filter(|token| inner.token_to_id(token).is_none()) {
+            let place = folder.map_or_else(|| file.into(), |folder| folder.join(file).display().to_string());
+            return Err(TokenizerError::invalid(
+                place,
+                format!("{role}: the vocabulary has no token `{token}`"),
+            ));
+        }
+    }
     let more = config
         .additional_special_tokens
         .unwrap_or_default()
         .into_iter()
         .map(Named::content);
     let roles = [&bos, &eos, &pad, &unk].into_iter().flatten().cloned().chain(more);
-    add(roles
+    let special = roles
         .filter(|content| !is_present(content))
         .map(|content| AddedToken::from(content, true))
-        .collect())?;
+        .collect::<Vec<_>>();
+    guarded(|| inner.add_tokens(special)).map_err(invalid)?;
 
     let token = |content: Option<String>| {
         content.and_then(|content| {
@@ -299,19 +318,35 @@ fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TokenizerError> {
         path: path.to_owned(),
         source,
     };
-    let file = match File::open(path) {
+    // Asked before it is opened: opening a FIFO would wait for someone to write to it.
+    let metadata = match fs::metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        file => file.map_err(failed)?,
+        metadata => metadata.map_err(failed)?,
     };
-    within(
-        file.metadata().map_err(failed)?.len(),
-        limit,
-        &path.display().to_string(),
-    )?;
+    check_regular(path, &metadata)?;
+    let file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    check_regular(path, &metadata)?;
+    within(metadata.len(), limit, &path.display().to_string())?;
     let mut bytes = Vec::new();
-    // The file may have grown since, or be a pipe.
+    // The file may have grown since.
     file.take(limit).read_to_end(&mut bytes).map_err(failed)?;
     Ok(Some(bytes))
+}
+
+fn check_regular(path: &Path, metadata: &Metadata) -> Result<(), TokenizerError> {
+    let ty = metadata.file_type();
+    let kind = match () {
+        () if ty.is_file() => return Ok(()),
+        () if ty.is_dir() => "a directory",
+        () if ty.is_fifo() => "a FIFO",
+        () if ty.is_socket() => "a socket",
+        () => "a device",
+    };
+    Err(TokenizerError::NotAFile {
+        path: path.to_owned(),
+        kind,
+    })
 }
 
 fn within(bytes: u64, limit: u64, place: &str) -> Result<(), TokenizerError> {

@@ -12,6 +12,7 @@ mod folder;
 mod gguf;
 mod pieces;
 mod scan;
+mod steps;
 mod stream;
 
 use pieces::{Cutter, Piece};

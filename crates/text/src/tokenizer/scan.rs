@@ -1,6 +1,7 @@
 //! A first look at `tokenizer.json`, before the `tokenizers` crate reads it: how large ids get, and settings that it trusts blindly.
 
 use super::TokenizerError;
+use super::steps::{Part, within_limits};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
@@ -13,6 +14,10 @@ struct Head {
     model: Model,
     #[serde(default)]
     added_tokens: AddedIds,
+    normalizer: Option<Part>,
+    pre_tokenizer: Option<Part>,
+    post_processor: Option<Part>,
+    decoder: Option<Part>,
 }
 
 #[derive(Deserialize)]
@@ -26,8 +31,8 @@ struct Model {
 /// One more than the highest id of the model and the added tokens.
 ///
 /// # Errors
-/// JSON that is none, models that are not BPE, ids above 2^24, BPE dropout (encoding would be random), and a `continuing_subword_prefix` in a BPE model (the
-/// crate cuts every merge by its length unseen).
+/// JSON that is none, models that are not BPE, ids above 2^24, BPE dropout (encoding would be random), a `continuing_subword_prefix` in
+/// a BPE model (the crate cuts every merge by its length unseen), and steps that make texts many times longer.
 pub(super) fn vocab_size(json: &[u8], place: &str) -> Result<usize, TokenizerError> {
     let invalid = |why: String| TokenizerError::invalid(place, why);
     let head: Head = serde_json::from_slice(json).map_err(|e| invalid(e.to_string()))?;
@@ -46,6 +51,16 @@ pub(super) fn vocab_size(json: &[u8], place: &str) -> Result<usize, TokenizerErr
         return Err(invalid(
             "model.continuing_subword_prefix: word pieces are not supported".into(),
         ));
+    }
+    for (name, part) in [
+        ("normalizer", head.normalizer),
+        ("pre_tokenizer", head.pre_tokenizer),
+        ("post_processor", head.post_processor),
+        ("decoder", head.decoder),
+    ] {
+        if let Some(part) = part {
+            within_limits(part).map_err(|why| invalid(format!("{name}: {why}")))?;
+        }
     }
     let size = head.model.vocab.0.max(head.added_tokens.0);
     if size > MAX_ID + 1 {

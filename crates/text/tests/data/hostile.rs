@@ -271,3 +271,40 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_file_that_changes_while_it_is_read_ends() {
+    let line = "{\"text\": \"abcdefg\"}\n";
+    for (name, unit) in [("a.txt", "some text\n"), ("a.jsonl", line)] {
+        let folder = Folder::new();
+        let bytes = unit.repeat((4 << 20) / unit.len());
+        let prepare_with = |change: &dyn Fn(&std::fs::File)| {
+            let path = folder.write(name, &bytes);
+            let file = std::fs::File::options().append(true).open(&path).unwrap();
+            let (train, eval) = (folder.create("train"), folder.create("eval"));
+            let out = TokenFiles {
+                train: &train,
+                eval: &eval,
+            };
+            let mut progress = |_: Progress| change(&file);
+            let stop = AtomicBool::new(false);
+            prepare(&[path], &Bytes { chat: false }, &options(64), out, &mut progress, &stop)
+        };
+        let same = prepare_with(&|_| {}).unwrap();
+        let grown = prepare_with(&|mut file| std::io::Write::write_all(&mut file, &[b'x'; 1 << 20]).unwrap()).unwrap();
+        assert_eq!(
+            (same.counts.tokens, same.fingerprint),
+            (grown.counts.tokens, grown.fingerprint)
+        );
+        let cut = prepare_with(&|file| {
+            file.set_len(bytes.len() as u64 / unit.len() as u64 / 2 * unit.len() as u64)
+                .unwrap()
+        })
+        .err()
+        .unwrap();
+        assert!(
+            matches!(cut, DataError::Changed { bytes: all, .. } if all == bytes.len() as u64),
+            "{cut}"
+        );
+    }
+}
