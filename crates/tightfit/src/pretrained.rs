@@ -57,7 +57,7 @@ pub enum PretrainedError {
         /// The model.
         path: PathBuf,
         /// What is wrong.
-        source: LoadError,
+        source: Box<LoadError>,
     },
     /// A tokenizer with more tokens than the model has rows.
     #[error("{}: its tokenizer has {tokens} tokens and its embedding {vocab_size} rows", path.display())]
@@ -193,7 +193,7 @@ impl Pretrained {
             LoadError::Format(error) => error.into(),
             source => PretrainedError::Load {
                 path: self.path.clone(),
-                source,
+                source: Box::new(source),
             },
         })?;
         transfer.finish();
