@@ -161,7 +161,9 @@ fn sharded_files_of_half_precision_are_read() {
     let whole = fs::read(model.join("model.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&whole).unwrap();
     let mut expected: BTreeMap<String, Vec<f32>> = BTreeMap::new();
-    let mut shards: [Vec<(String, Vec<usize>, Vec<u8>)>; 2] = Default::default();
+    // Name, shape and bytes of each tensor.
+    type Shard = Vec<(String, Vec<usize>, Vec<u8>)>;
+    let mut shards = [Shard::new(), Shard::new()];
     for (index, (name, tensor)) in tensors.tensors().into_iter().enumerate() {
         let floats: Vec<f32> = tensor
             .data()
