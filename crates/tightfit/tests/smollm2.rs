@@ -172,6 +172,7 @@ fn loss_and_every_gradient() {
         (loss / expected - 1.0).abs() <= TOLERANCE,
         "loss {loss}, expected {expected}"
     );
+    println!("loss {loss}, expected {expected}");
     let names = fixture.names("/gradients");
     assert_eq!(names.len() + 1, results.len(), "one gradient for each weight");
     let mut largest = 0.0_f64;
