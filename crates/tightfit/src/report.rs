@@ -224,7 +224,14 @@ impl Report {
                 "held out {eval:.4}: {:.1} % of the gap to the entropy closed",
                 100.0 * (first - eval) / (first - floor)
             )),
-            (Some(eval), None) => line(format_args!("held out {eval:.4}: perplexity {:.2}", eval.exp())),
+            (Some(eval), None) => {
+                let held_out = self.data.as_ref().map_or(0, |data| data.eval_rows);
+                let rows = held_out.min(self.settings.eval_batches.saturating_mul(self.settings.batch));
+                line(format_args!(
+                    "held out {eval:.4}: perplexity {:.2}, on {rows} of {held_out} rows",
+                    eval.exp()
+                ));
+            }
             (None, _) => {}
         }
         line(format_args!(
