@@ -9,7 +9,7 @@ use tightfit_exec::Session;
 use tightfit_exec::checkpoint::{self, SaveError};
 
 use crate::checkpoints::{self, Checkpoints, MODEL, RowsState, State, remove};
-use crate::data::RowFiles;
+use crate::data::{RowFiles, Split};
 use crate::failure::Failure;
 use crate::input::read_regular;
 use crate::job::Job;
@@ -127,6 +127,10 @@ impl Output {
         }
         if start.new_rows {
             RowFiles::keep(&self.dir).map_err(|source| write_failure(&self.dir, source))?;
+        } else {
+            for split in [Split::Train, Split::Eval] {
+                remove(&checkpoint::partial(&RowFiles::path(&self.dir, split)))?;
+            }
         }
         self.text(PLAN, start.plan)?;
         for (name, content) in start.model_files {
