@@ -3,33 +3,30 @@
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     backtrace::Backtrace,
-    cell::Cell,
     process::abort,
+    sync::atomic::{AtomicIsize, Ordering::SeqCst},
 };
 
-thread_local! {
-    /// Bytes that the thread has allocated.
-    static LIVE: Cell<isize> = const { Cell::new(0) };
-    /// Bytes that it may have allocated.
-    static LIMIT: Cell<isize> = const { Cell::new(isize::MAX) };
-}
+/// Bytes that are allocated, by all threads: chat templates are rendered on a thread of their own.
+static LIVE: AtomicIsize = AtomicIsize::new(0);
+/// Bytes that may be allocated.
+static LIMIT: AtomicIsize = AtomicIsize::new(isize::MAX);
 
-/// From here on the thread may allocate this much more.
+/// From here on this much more may be allocated.
 pub fn limit(bytes: usize) {
-    LIMIT.set(LIVE.get().saturating_add_unsigned(bytes));
+    LIMIT.store(LIVE.load(SeqCst).saturating_add_unsigned(bytes), SeqCst);
 }
 
-/// From here on it may allocate what it wants.
+/// From here on anything may be allocated.
 pub fn no_limit() {
-    LIMIT.set(isize::MAX);
+    LIMIT.store(isize::MAX, SeqCst);
 }
 
 struct Limited;
 
 fn count(bytes: isize) {
-    let live = LIVE.get() + bytes;
-    LIVE.set(live);
-    let limit = LIMIT.get();
+    let live = LIVE.fetch_add(bytes, SeqCst) + bytes;
+    let limit = LIMIT.load(SeqCst);
     if live > limit {
         no_limit();
         let over = live - limit;
