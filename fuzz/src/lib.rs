@@ -61,7 +61,7 @@ pub fn check<T>(input: &[u8], work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Processor time that this thread has taken. The machine may be busy with other things.
+/// Processor time that this process has taken, on all its threads. The machine may be busy with other things.
 fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` may be written to.
