@@ -101,6 +101,11 @@ impl<'s> Tag<'s> {
                 ')' | ']' | '}' => open_brackets -= 1,
                 _ => {}
             }
+            // Of strings it is paid for.
+            let multiplied = |token: &Token<'_>| is_operand(token.text, true) && !token.text.starts_with(['\'', '"']);
+            if text == "*" && tokens[1..].last().is_some_and(multiplied) {
+                return Err("the operator `*` is supported after strings only: it repeats lists for nothing".into());
+            }
             tokens.push(Token { blanks, text });
             if tokens.len() > MOST_TOKENS {
                 return Err(format!("an expression of more than {MOST_TOKENS} tokens"));
