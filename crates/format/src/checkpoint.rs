@@ -294,18 +294,25 @@ impl OpenFile {
 }
 
 fn check_regular(path: &Path, metadata: &FileMetadata) -> Result<(), FormatError> {
-    let ty = metadata.file_type();
-    let kind = match () {
-        () if ty.is_file() => return Ok(()),
-        () if ty.is_dir() => "a directory",
-        () if ty.is_fifo() => "a FIFO",
-        () if ty.is_socket() => "a socket",
-        () => "a device",
+    let Some(kind) = irregular(metadata) else {
+        return Ok(());
     };
     Err(FormatError::NotAFile {
         path: path.to_owned(),
         kind,
     })
+}
+
+/// What a file is that is no regular file, in words; `None` for a regular one.
+pub fn irregular(metadata: &FileMetadata) -> Option<&'static str> {
+    let ty = metadata.file_type();
+    match () {
+        () if ty.is_file() => None,
+        () if ty.is_dir() => Some("a directory"),
+        () if ty.is_fifo() => Some("a FIFO"),
+        () if ty.is_socket() => Some("a socket"),
+        () => Some("a device"),
+    }
 }
 
 /// Whether a folder lists it: also a link to nothing, which is better reported than passed over.

@@ -13,7 +13,7 @@
 //! # Why these parsers are our own
 //! The crate `safetensors` (0.8) checks offsets well, but wants the whole file as one slice (so: a map of it), buffers its header in a
 //! generic tree that can take more than 16 times its size, and lets the last of two tensors of one name win. Our tests hold our reader
-//! against it. For GGUF: `gguf` (0.1) wants the file in memory; `gguf-rs` (0.1) allocates a string of up to 1 GiB because the file says
+//! against it. For GGUF: `gguf` (0.1), by its description, wants the file in memory; `gguf-rs` (0.1) allocates a string of up to 1 GiB because the file says
 //! so, and brings a command line with it; `gguf-rs-lib` (0.3) is careful, but keeps each array element in 32 bytes (an array of bytes
 //! becomes 32 times the file), its limits are fixed numbers, and its errors do not say which key; `candle-core` is a tensor framework.
 
@@ -28,7 +28,7 @@ pub mod index;
 pub mod safetensors;
 mod source;
 
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, irregular};
 pub use contents::Contents;
 pub use decode::decode;
 pub use encoding::{Encoding, Opaque};

@@ -8,7 +8,6 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
 use std::io::Read;
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{
@@ -335,13 +334,8 @@ fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TokenizerError> {
 }
 
 fn check_regular(path: &Path, metadata: &Metadata) -> Result<(), TokenizerError> {
-    let ty = metadata.file_type();
-    let kind = match () {
-        () if ty.is_file() => return Ok(()),
-        () if ty.is_dir() => "a directory",
-        () if ty.is_fifo() => "a FIFO",
-        () if ty.is_socket() => "a socket",
-        () => "a device",
+    let Some(kind) = tightfit_format::irregular(metadata) else {
+        return Ok(());
     };
     Err(TokenizerError::NotAFile {
         path: path.to_owned(),

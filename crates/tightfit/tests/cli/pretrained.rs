@@ -13,7 +13,8 @@ use serde_json::Value;
 use crate::resume::kill;
 use crate::stop::{Signal, Started};
 use crate::util::{
-    BIN, TINY, check_checkpoint, expect, folder, json, last_checkpoint, metrics, names, tiny, train, trained, with,
+    BIN, RUN_FILES, TINY, check_checkpoint, expect, folder, json, last_checkpoint, metrics, names, tiny, train,
+    trained, with,
 };
 
 /// Flags of a job on the small model.
@@ -81,17 +82,9 @@ fn a_model_is_trained_on_text_and_its_folder_is_a_model_again() {
     assert_eq!(report["measured_arena_peak_bytes"], report["planned_peak_bytes"]);
     assert!(report["loss_last"].as_f64() < report["loss_first"].as_f64());
     assert!(report["entropy_floor"].is_null());
-    let expected = [
-        "config.json",
-        "config.toml",
-        "metrics.jsonl",
-        "model.safetensors",
-        "plan.json",
-        "result.json",
-    ];
     let files = names(&first);
     assert!(
-        expected.iter().all(|name| files.iter().any(|file| file == name)),
+        RUN_FILES.iter().all(|name| files.iter().any(|file| file == name)),
         "{files:?}"
     );
     assert!(

@@ -98,19 +98,21 @@ pub fn names(dir: &Path) -> Vec<String> {
     names
 }
 
+/// The files of a run that is done, but for checkpoints and what belongs to a tokenizer.
+pub const RUN_FILES: [&str; 6] = [
+    "config.json",
+    "config.toml",
+    "metrics.jsonl",
+    "model.safetensors",
+    "plan.json",
+    "result.json",
+];
+
 /// Checks that an output folder holds one whole run, and returns its result.
 pub fn check_run(dir: &Path) -> Value {
-    let expected = [
-        "config.json",
-        "config.toml",
-        "metrics.jsonl",
-        "model.safetensors",
-        "plan.json",
-        "result.json",
-    ];
     let checkpoint = |name: &String| name == "best" || name.starts_with("checkpoint-");
     let (checkpoints, others): (Vec<_>, Vec<_>) = names(dir).into_iter().partition(checkpoint);
-    assert_eq!(others, expected);
+    assert_eq!(others, RUN_FILES);
     assert!(checkpoints.iter().all(|name| !name.contains('.')), "{checkpoints:?}");
     let result: Value = serde_json::from_slice(&fs::read(dir.join("result.json")).unwrap()).unwrap();
     let steps = result["steps"].as_u64().unwrap();
