@@ -3,9 +3,11 @@
 pub mod gemm;
 pub mod kernel;
 pub mod pool;
+pub mod profile;
 pub mod run;
 pub mod simd;
 pub mod target;
 
+pub use profile::Profile;
 pub use run::Cpu;
 pub use target::CpuTarget;

@@ -1,19 +1,23 @@
 //! What planning must know of this backend: alignment and workspaces.
 
+use tightfit_ir::op::Rule;
 use tightfit_ir::op::{Attention as AttentionOp, Op};
-use tightfit_ir::{Target, Type};
+use tightfit_ir::{Link, Target, Type};
 
 use crate::gemm;
 use crate::kernel::{self, AttentionShape};
+use crate::profile::Profile;
 use crate::simd::Isa;
 
 /// The CPU backend's numbers for one instruction set and number of threads.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CpuTarget {
     /// Kernels are chosen by it, and tiles and packing follow from it.
     pub isa: Isa,
     /// Some kernels keep scratch for each thread.
     pub threads: usize,
+    /// How fast it is; plans do not depend on it but where they choose between techniques.
+    pub profile: Profile,
     name: String,
 }
 
@@ -36,6 +40,7 @@ impl CpuTarget {
         Self {
             isa,
             threads,
+            profile: Profile::default(),
             name: format!("cpu-{set}-{threads}t"),
         }
     }
@@ -95,6 +100,14 @@ impl Target for CpuTarget {
             | Op::SwiGluBackward(_)
             | Op::Zero(_) => 0,
         }
+    }
+
+    fn seconds(&self, op: &Op, inputs: &[&Type], outputs: &[&Type]) -> f64 {
+        self.profile.seconds(op, op.cost(inputs, outputs))
+    }
+
+    fn link(&self) -> Link {
+        self.profile.link
     }
 }
 

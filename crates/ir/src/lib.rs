@@ -16,7 +16,7 @@ pub mod verify;
 pub use graph::{Binding, Graph, Init, Node, NodeId, Output, OutputKind, Source, Value, ValueId};
 pub use op::{Op, OpError};
 pub use stage::{Forward, Program, Routine, Step};
-pub use target::{Call, Slot, Target};
+pub use target::{Call, Link, Slot, Target};
 pub use tensor::Tensor;
 pub use types::{DType, Phase, Role, Shape, Type};
 pub use verify::VerifyError;

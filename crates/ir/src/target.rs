@@ -17,6 +17,21 @@ pub trait Target {
     ///
     /// A backend writes the last byte of a workspace it asked for in every run, so that a measured peak equals a planned one.
     fn workspace(&self, op: &Op, inputs: &[&Type], outputs: &[&Type]) -> u64;
+
+    /// How long one run of an operation takes there, in seconds, as far as can be predicted.
+    fn seconds(&self, op: &Op, inputs: &[&Type], outputs: &[&Type]) -> f64;
+
+    /// The way between memory and the next tier.
+    fn link(&self) -> Link;
+}
+
+/// How fast bytes go between memory and the next tier.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// From the lower tier, in bytes per second.
+    pub read: f64,
+    /// To the lower tier, in bytes per second.
+    pub write: f64,
 }
 
 /// Bytes in the arena with a type.
