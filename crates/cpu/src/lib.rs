@@ -1,5 +1,6 @@
 //! The CPU backend: kernels over pointers and sizes, in memory that the plan gives them.
 
+pub mod calibrate;
 pub mod gemm;
 pub mod kernel;
 pub mod pool;

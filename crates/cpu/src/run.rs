@@ -389,7 +389,31 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                 },
             ),
             Op::Zero(op) => kernel::zero(cx, f.output(0).cast(), size(op.ty.bytes())),
-            Op::Reshape(_) => {}
+            Op::Reshape(_) | Op::Settle(_) => {}
+            // A session takes transfers out of the calls; here both tiers are memory.
+            Op::Fetch(_) | Op::Store(_) => f.bring(0, 0),
+            Op::SliceRows(op) => kernel::slice_rows(
+                cx,
+                &kernel::SliceRows {
+                    start: size(op.start),
+                    rows: size(op.rows),
+                    cols: f.dim(0, 1),
+                    x: f.input(0),
+                    y: f.output(0),
+                },
+            ),
+            Op::PadRows(op) => kernel::pad_rows(
+                cx,
+                &kernel::PadRows {
+                    start: size(op.start),
+                    rows: f.dim(0, 0),
+                    total: size(op.total),
+                    cols: f.dim(0, 1),
+                    x: f.input(0),
+                    acc: f.addend(op.accumulate, 1, 0),
+                    y: f.output(0),
+                },
+            ),
             Op::LinearCrossEntropy(op) => {
                 let weight = op.weight_result();
                 kernel::linear_cross_entropy(
@@ -439,15 +463,20 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                     dlogits: f.output(0),
                 },
             ),
-            Op::GlobalNorm(_) => kernel::global_norm(
+            Op::Norm(_) => kernel::norm(
                 cx,
-                &kernel::GlobalNorm {
-                    buffers: f.call.inputs.len(),
-                    buffer: &|index| (f.input(index), f.elements(index)),
+                &kernel::Norm {
+                    len: f.elements(0),
+                    x: f.input(0),
                     norm: f.output(0),
                     workspace: f.workspace(),
                 },
             ),
+            Op::GlobalNorm(_) => kernel::global_norm(&kernel::GlobalNorm {
+                count: f.call.inputs.len(),
+                norms: &|index| f.input(index),
+                norm: f.output(0),
+            }),
             Op::AdamW(op) => {
                 f.bring(0, 0);
                 f.bring(1, 2);

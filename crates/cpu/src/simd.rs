@@ -50,6 +50,15 @@ pub enum Isa {
 }
 
 impl Isa {
+    /// The name in plans and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Portable => "portable",
+        }
+    }
+
     /// The best instruction set that this machine can run.
     pub fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]

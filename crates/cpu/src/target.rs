@@ -1,6 +1,5 @@
 //! What planning must know of this backend: alignment and workspaces.
 
-use tightfit_ir::op::Rule;
 use tightfit_ir::op::{Attention as AttentionOp, Op};
 use tightfit_ir::{Link, Target, Type};
 
@@ -32,16 +31,11 @@ impl CpuTarget {
 
     /// Another instruction set, e.g. to plan for another machine.
     pub fn with_isa(isa: Isa, threads: usize) -> Self {
-        let set = match isa {
-            Isa::Avx512 => "avx512",
-            Isa::Avx2 => "avx2",
-            Isa::Portable => "portable",
-        };
         Self {
             isa,
             threads,
-            profile: Profile::default(),
-            name: format!("cpu-{set}-{threads}t"),
+            profile: Profile::assumed(isa, threads),
+            name: format!("cpu-{}-{threads}t", isa.name()),
         }
     }
 }
@@ -80,22 +74,28 @@ impl Target for CpuTarget {
             Op::LayerNormBackward(_) => {
                 kernel::layer_norm_backward_workspace(size(inputs[0].dim(0)), size(inputs[0].dim(1)))
             }
-            Op::GlobalNorm(_) => kernel::global_norm_workspace(inputs.iter().map(|ty| size(ty.shape.elements()))),
+            Op::Norm(_) => kernel::norm_workspace(size(inputs[0].shape.elements())),
             Op::Add(_)
             | Op::CachedAttention(_)
             | Op::SoftmaxCrossEntropyBackward(_)
             | Op::Embedding(_)
             | Op::EmbeddingBackward(_)
+            | Op::Fetch(_)
             | Op::Gelu(_)
             | Op::GeluBackward(_)
+            | Op::GlobalNorm(_)
             | Op::KvAppend(_)
             | Op::LayerNorm(_)
             | Op::BiasBackward(_)
             | Op::AdamW(_)
+            | Op::PadRows(_)
             | Op::Reshape(_)
             | Op::RmsNorm(_)
             | Op::Rope(_)
             | Op::RopeTable(_)
+            | Op::Settle(_)
+            | Op::Store(_)
+            | Op::SliceRows(_)
             | Op::SwiGlu(_)
             | Op::SwiGluBackward(_)
             | Op::Zero(_) => 0,
@@ -103,7 +103,7 @@ impl Target for CpuTarget {
     }
 
     fn seconds(&self, op: &Op, inputs: &[&Type], outputs: &[&Type]) -> f64 {
-        self.profile.seconds(op, op.cost(inputs, outputs))
+        self.profile.seconds(self.isa, op, inputs, outputs)
     }
 
     fn link(&self) -> Link {

@@ -109,7 +109,7 @@ impl<'a> Session<'a> {
                 }
             }
         }
-        for call in &program.calls {
+        for call in program.calls() {
             // SAFETY: a valid plan's call in its arena.
             unsafe { self.cpu.run(self.arena(), call) };
         }

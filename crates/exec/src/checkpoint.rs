@@ -11,9 +11,21 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use tightfit_ir::Role;
+use tightfit_ir::{Graph, Role, Routine, Type};
 
+use crate::persistent::{TensorError, add_staging};
 use crate::session::Session;
+
+/// The routine, and its program, during which a checkpoint is written.
+pub const SAVE: &str = "save";
+
+/// The routine in which `persistent` tensors are saved: it keeps them alive, and has a staging buffer where one of them is on the
+/// lower tier.
+pub fn routine<'a>(persistent: impl Iterator<Item = &'a Type>) -> Routine {
+    let mut graph = Graph::new();
+    add_staging(&mut graph, persistent);
+    Routine::of(SAVE, graph)
+}
 
 /// Why a file could not be saved.
 #[derive(Debug, thiserror::Error)]
@@ -32,21 +44,20 @@ const HEADER_ALIGNMENT: usize = 8;
 ///
 /// # Errors
 /// The file cannot be written whole; what was at `path` before is still there.
-pub fn save(session: &Session, roles: &[Role], metadata: &[(&str, &str)], path: &Path) -> Result<(), SaveError> {
-    let persistent = &session.plan().liveness().persistent;
+pub fn save(session: &mut Session, roles: &[Role], metadata: &[(&str, &str)], path: &Path) -> Result<(), SaveError> {
+    let persistent = session.plan().liveness().persistent.iter();
     let mut tensors: Vec<_> = persistent
-        .iter()
         .filter(|tensor| roles.contains(&tensor.role))
-        .filter_map(|tensor| Some((tensor, session.persistent(&tensor.name)?)))
+        .cloned()
         .collect();
-    tensors.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
 
     let metadata: Map<String, Value> = metadata.iter().map(|&(key, text)| (key.into(), text.into())).collect();
     let mut header = Map::from_iter([("__metadata__".to_owned(), metadata.into())]);
     let mut end = 0;
-    for (tensor, data) in &tensors {
+    for tensor in &tensors {
         let start = end;
-        end += size_of_val(*data);
+        end += tensor.ty.bytes();
         let info = json!({ "dtype": "F32", "shape": tensor.ty.shape.dims(), "data_offsets": [start, end] });
         header.insert(tensor.name.clone(), info);
     }
@@ -59,7 +70,12 @@ pub fn save(session: &Session, roles: &[Role], metadata: &[(&str, &str)], path: 
     replace(path, |mut file| {
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(header.as_bytes())?;
-        tensors.iter().try_for_each(|(_, data)| file.write_all(bytes(data)))
+        tensors.iter().try_for_each(|tensor| {
+            let written = session.read(&tensor.name, |piece| {
+                file.write_all(bytes(piece)).map_err(WriteError::File)
+            });
+            written.map_err(WriteError::into_io)
+        })
     })
 }
 
@@ -99,6 +115,27 @@ pub fn partial(path: &Path) -> PathBuf {
 pub fn free_bytes(folder: &Path) -> Option<u64> {
     let stat = rustix::fs::statvfs(folder).ok()?;
     (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Why a tensor could not be copied into a file.
+enum WriteError {
+    File(io::Error),
+    Tensor(TensorError),
+}
+
+impl From<TensorError> for WriteError {
+    fn from(error: TensorError) -> Self {
+        Self::Tensor(error)
+    }
+}
+
+impl WriteError {
+    fn into_io(self) -> io::Error {
+        match self {
+            Self::File(error) => error,
+            Self::Tensor(error) => io::Error::other(error),
+        }
+    }
 }
 
 /// Floats as the file holds them: little-endian.

@@ -6,16 +6,16 @@ use tightfit_ir::Init;
 /// Elements of one tile; even, as normals are made in pairs.
 const TILE: usize = 1 << 16;
 
-/// Fills a tensor.
-pub fn fill(pool: &Pool, tensor: &mut [f32], init: Init, seed: u64, name: &str) {
+/// Fills a part of a tensor that begins at its element `first`, an even number.
+pub fn fill(pool: &Pool, part: &mut [f32], first: u64, init: Init, seed: u64, name: &str) {
     match init {
-        Init::Zeros => tensor.fill(0.0),
-        Init::Ones => tensor.fill(1.0),
-        Init::Normal(std) => normal(pool, tensor, std, key(seed, name)),
+        Init::Zeros => part.fill(0.0),
+        Init::Ones => part.fill(1.0),
+        Init::Normal(std) => normal(pool, part, first, std, key(seed, name)),
     }
 }
 
-fn normal(pool: &Pool, tensor: &mut [f32], std: f64, key: u64) {
+fn normal(pool: &Pool, tensor: &mut [f32], first: u64, std: f64, key: u64) {
     let len = tensor.len();
     let base = Base(tensor.as_mut_ptr());
     pool.for_each(len.div_ceil(TILE), |tile, _| {
@@ -24,7 +24,7 @@ fn normal(pool: &Pool, tensor: &mut [f32], std: f64, key: u64) {
         // SAFETY: tiles are disjoint parts of `tensor`, which is borrowed mutably for the whole call.
         let part = unsafe { std::slice::from_raw_parts_mut(base.at(start), count) };
         for (pair, out) in part.chunks_mut(2).enumerate() {
-            let index = (start / 2 + pair) as u64;
+            let index = first / 2 + (start / 2 + pair) as u64;
             let normals = box_muller(draw(key, 2 * index), draw(key, 2 * index + 1));
             for (x, z) in out.iter_mut().zip(normals) {
                 *x = (std * z) as f32;
@@ -89,7 +89,11 @@ mod tests {
     fn sample(threads: usize, seed: u64, name: &str) -> Vec<f32> {
         let pool = Pool::new(threads, 1 << 16).unwrap();
         let mut tensor = vec![0.0; 3 * TILE + 7];
-        fill(&pool, &mut tensor, Init::Normal(0.02), seed, name);
+        // In two parts, as on the lower tier.
+        let (head, tail) = tensor.split_at_mut(TILE + 2);
+        let second = head.len() as u64;
+        fill(&pool, head, 0, Init::Normal(0.02), seed, name);
+        fill(&pool, tail, second, Init::Normal(0.02), seed, name);
         tensor
     }
 
@@ -109,8 +113,18 @@ mod tests {
     }
 
     #[test]
-    fn seed_and_name_decide_and_threads_do_not() {
+    fn seed_and_name_decide_and_neither_threads_nor_parts_do() {
         let tensor = sample(1, 1, "w");
+        let mut whole = vec![0.0; tensor.len()];
+        fill(
+            &Pool::new(1, 1 << 16).unwrap(),
+            &mut whole,
+            0,
+            Init::Normal(0.02),
+            1,
+            "w",
+        );
+        assert_eq!(tensor, whole);
         assert_eq!(tensor, sample(3, 1, "w"));
         assert_ne!(tensor, sample(1, 2, "w"));
         assert_ne!(tensor, sample(1, 1, "v"));

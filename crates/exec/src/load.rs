@@ -4,13 +4,14 @@
 use tightfit_format::{Checkpoint, Encoding, Entry, FormatError, decode};
 use tightfit_ir::{Binding, DType, Graph, OutputKind, Role, Routine, Type};
 
+use crate::persistent::{Piece, TensorError, add_staging};
 use crate::session::Session;
 
 /// The routine, and its program, during which weights are read.
 pub const LOAD: &str = "load";
 
 /// The staging buffer's name.
-const STAGING: &str = "staging";
+pub(crate) const STAGING: &str = "staging";
 
 /// Most bytes of the staging buffer: long reads, and still small beside any model.
 const STAGING_BYTES: u64 = 1 << 20;
@@ -33,9 +34,9 @@ pub enum LoadError {
         /// As the model says.
         expected: Vec<u64>,
     },
-    /// The plan has no such weight.
-    #[error("the plan has no weight `{0}`")]
-    Weight(String),
+    /// The plan has no such weight, or no way to it.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
     /// An infinity or NaN, which no training survives.
     #[error(
         "tensor `{tensor}` has the value {value} at element {index}: the file is damaged, or its training diverged"
@@ -69,8 +70,9 @@ impl Fill<'_> {
     }
 }
 
-/// The routine in which `fills` are loaded: a staging buffer, where one of them is not in the file as it will be in memory.
-pub fn routine(fills: &[Fill<'_>]) -> Routine {
+/// The routine in which `fills` are loaded and all `persistent` tensors filled: with a staging buffer where a tensor is not in its
+/// file as it will be in memory, and another where it will be on the lower tier.
+pub fn routine<'a>(fills: &[Fill<'_>], persistent: impl Iterator<Item = &'a Type>) -> Routine {
     let staged = fills.iter().filter(|fill| !fill.is_direct());
     let largest = staged.map(|fill| fill.entry.bytes()).max();
     let mut graph = Graph::new();
@@ -80,6 +82,7 @@ pub fn routine(fills: &[Fill<'_>]) -> Routine {
         let staging = graph.input(STAGING, ty, Role::HostStage, Binding::Fed);
         graph.output(STAGING, staging, OutputKind::Read);
     }
+    add_staging(&mut graph, persistent);
     Routine::of(LOAD, graph)
 }
 
@@ -96,7 +99,7 @@ pub fn load(
     for fill in fills {
         let expected = session
             .persistent_type(&fill.weight)
-            .ok_or_else(|| LoadError::Weight(fill.weight.clone()))?;
+            .ok_or_else(|| TensorError::Missing(fill.weight.clone()))?;
         if expected.shape.dims() != fill.entry.shape {
             return Err(LoadError::Shape {
                 tensor: fill.entry.name.clone(),
@@ -121,45 +124,43 @@ fn tensor(
     checkpoint.floats(&entry.name)?;
     let rows = Rows::of(fill);
     let (block_elements, block_bytes) = (entry.encoding.block_elements(), entry.encoding.block_bytes());
-    for row in 0..rows.count {
-        // Blocks of this row that are done.
+    session.fill(&fill.weight, |piece| {
+        let Piece {
+            first, values, staging, ..
+        } = piece;
+        let most = match fill.is_direct() {
+            true => STAGING_BYTES / block_bytes,
+            false => staging.len() as u64 / block_bytes,
+        };
+        // Rows, pieces and chunks hold whole blocks.
         let mut done = 0;
-        let blocks_of_row = rows.bytes / block_bytes;
-        while done < blocks_of_row {
-            let from = row * rows.bytes + done * block_bytes;
-            let to = (rows.place(row) * rows.elements + done * block_elements) as usize;
-            let left = blocks_of_row - done;
-            let (blocks, values) = if fill.is_direct() {
-                let blocks = left.min(STAGING_BYTES / block_bytes);
-                let weight = session.persistent_mut(&fill.weight).unwrap_or_default();
-                let values = &mut weight[to..to + (blocks * block_elements) as usize];
+        while done < values.len() {
+            let (row, within) = rows.find(first + done as u64);
+            let left = (rows.elements - within).min((values.len() - done) as u64) / block_elements;
+            let blocks = left.min(most);
+            let from = row * rows.bytes + within / block_elements * block_bytes;
+            let values = &mut values[done..done + (blocks * block_elements) as usize];
+            if fill.is_direct() {
                 checkpoint.read(entry, from, bytes_of(values))?;
-                (blocks, values)
             } else {
-                let (staging, weight) = session
-                    .staged(LOAD, STAGING, &fill.weight)
-                    .ok_or_else(|| LoadError::Weight(STAGING.to_owned()))?;
-                let blocks = left.min(staging.len() as u64 / block_bytes);
                 // The buffer's end, so that its last word is written, as workspaces' are.
                 let encoded = staging.len() - (blocks * block_bytes) as usize..;
                 let encoded = &mut staging[encoded];
                 checkpoint.read(entry, from, encoded)?;
-                let values = &mut weight[to..to + (blocks * block_elements) as usize];
                 decode(entry.encoding, encoded, values)?;
-                (blocks, values)
-            };
+            }
             if let Some((index, &value)) = values.iter().enumerate().find(|(_, value)| !value.is_finite()) {
                 return Err(LoadError::NotFinite {
                     tensor: entry.name.clone(),
-                    index: row * rows.elements + done * block_elements + index as u64,
+                    index: row * rows.elements + within + index as u64,
                     value,
                 });
             }
-            done += blocks;
+            done += values.len();
             progress(blocks * block_bytes);
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Floats as files hold them: little-endian.
@@ -171,8 +172,7 @@ fn bytes_of(values: &mut [f32]) -> &mut [u8] {
 
 /// How a tensor is walked: as one row, unless rows change places.
 struct Rows {
-    count: u64,
-    /// Of a row in the file.
+    /// Bytes of a row in the file.
     bytes: u64,
     /// Of a row.
     elements: u64,
@@ -186,13 +186,11 @@ impl Rows {
         let rows = fill.entry.shape.first().copied().unwrap_or(1);
         match fill.interleaved_heads {
             Some(heads) if heads > 0 && rows > 0 => Self {
-                count: rows,
                 bytes: fill.entry.bytes() / rows,
                 elements: elements / rows,
                 head_dim: rows / heads,
             },
             _ => Self {
-                count: 1,
                 bytes: fill.entry.bytes(),
                 elements,
                 head_dim: 0,
@@ -200,13 +198,19 @@ impl Rows {
         }
     }
 
-    /// The model's row that is the file's row `row`.
-    fn place(&self, row: u64) -> u64 {
+    /// The file's row that holds an element of the model's tensor, and where in it.
+    fn find(&self, element: u64) -> (u64, u64) {
+        let (row, within) = (element / self.elements, element % self.elements);
+        (self.row(row), within)
+    }
+
+    /// The file's row that is the model's row `row`.
+    fn row(&self, row: u64) -> u64 {
         let Some(head) = row.checked_div(self.head_dim) else {
             return row;
         };
-        let within = row % self.head_dim;
-        head * self.head_dim + within % 2 * (self.head_dim / 2) + within / 2
+        let (within, half) = (row % self.head_dim, self.head_dim / 2);
+        head * self.head_dim + within % half * 2 + within / half
     }
 }
 
@@ -215,14 +219,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interleaved_rows_go_to_their_halves() {
+    fn halves_come_from_interleaved_rows() {
         let rows = Rows {
-            count: 8,
             bytes: 4,
             elements: 1,
             head_dim: 4,
         };
-        let places: Vec<_> = (0..8).map(|row| rows.place(row)).collect();
+        let places: Vec<_> = (0..8).map(|row| rows.row(row)).collect();
         assert_eq!(places, [0, 2, 1, 3, 4, 6, 5, 7]);
     }
 }

@@ -1,13 +1,14 @@
 //! A session runs one plan: it feeds, calls and reads, makes no decision and allocates nothing.
 
 use std::ops::Range;
+use std::path::Path;
 
 use tightfit_cpu::{Cpu, pool::Pool};
-use tightfit_ir::{Role, Slot, Target, Type};
-use tightfit_plan::{Plan, ProgramCalls};
+use tightfit_ir::{Slot, Target};
+use tightfit_plan::{Direction, MOST_IN_FLIGHT, Plan, ProgramCalls, Transfer, Work};
 
 use crate::arena::{Arena, ArenaError, Element};
-use crate::init;
+use crate::tier::{self, Scratch, Ticket, TierError, TransferError, Transfers};
 
 /// Why a session cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +16,15 @@ pub enum SessionError {
     /// No memory.
     #[error(transparent)]
     Arena(#[from] ArenaError),
+    /// A plan that offloads, and nowhere to.
+    #[error("the plan keeps {bytes} bytes in a file, and no folder for it was given")]
+    NoScratch {
+        /// On the lower tier.
+        bytes: u64,
+    },
+    /// No lower tier.
+    #[error(transparent)]
+    Tier(#[from] TierError),
     /// No thread.
     #[error("cannot start {threads} threads: {source}")]
     Threads {
@@ -50,6 +60,9 @@ pub enum RunError {
         /// As asked for.
         name: String,
     },
+    /// The lower tier failed. What the arena holds is of no use any more.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
     /// The driver could not feed or read.
     #[error(transparent)]
     Driver(Box<dyn std::error::Error + Send + Sync>),
@@ -77,6 +90,11 @@ pub struct Feed<'a> {
 }
 
 impl Feed<'_> {
+    /// Whether the program has an input of that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.slots.iter().any(|(slot, _)| slot == name)
+    }
+
     /// Inputs by name, all of them of one element type, to write.
     ///
     /// # Errors
@@ -107,6 +125,11 @@ pub struct Results<'a> {
 }
 
 impl Results<'_> {
+    /// Whether the program has a result of that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.slots.iter().any(|(slot, _)| slot == name)
+    }
+
     /// The `f32` result of that name.
     ///
     /// # Errors
@@ -135,34 +158,49 @@ fn find(slots: &[(String, Slot)], kind: &'static str, name: &str) -> Result<Rang
 
 /// One plan's arena, threads and calls.
 pub struct Session {
-    plan: Plan,
-    arena: Arena,
-    cpu: Cpu,
-    routines: Vec<(String, Vec<ProgramCalls>)>,
+    pub(crate) plan: Plan,
+    /// Before the arena, so that it is dropped first: transfers use the arena's memory.
+    pub(crate) transfers: Option<Transfers>,
+    pub(crate) arena: Arena,
+    pub(crate) cpu: Cpu,
+    pub(crate) routines: Vec<(String, Vec<ProgramCalls>)>,
     poison: bool,
 }
 
 impl Session {
-    /// Starts `threads − 1` workers and a session on them, with this machine's best instruction set.
+    /// Starts `threads − 1` workers and a session on them, with this machine's best instruction set, for a plan without a lower tier.
     ///
     /// # Errors
-    /// The system has no memory or threads to give, or the plan is for another machine.
+    /// As [`on`](Self::on), or the system has no threads to give.
     pub fn new(plan: Plan, threads: usize) -> Result<Self, SessionError> {
+        Self::with_scratch(plan, threads, None)
+    }
+
+    /// As [`new`](Self::new), for any plan: what it has on the lower tier goes to a file without a name in the folder `scratch`.
+    ///
+    /// # Errors
+    /// As [`on`](Self::on), or the system has no threads to give.
+    pub fn with_scratch(plan: Plan, threads: usize, scratch: Option<&Path>) -> Result<Self, SessionError> {
         let pool = Pool::new(threads, STACK_BYTES).map_err(|source| SessionError::Threads { threads, source })?;
-        Self::on(plan, Cpu::new(pool))
+        Self::on(plan, Cpu::new(pool), scratch)
     }
 
     /// Maps the arena and makes every page of it resident. Persistent tensors are not filled yet.
     ///
     /// # Errors
-    /// The system has no memory to give, or the plan is for another instruction set or number of threads.
-    pub fn on(plan: Plan, cpu: Cpu) -> Result<Self, SessionError> {
+    /// The system has no memory or disk to give, or the plan is for another instruction set or number of threads.
+    pub fn on(plan: Plan, cpu: Cpu, scratch: Option<&Path>) -> Result<Self, SessionError> {
         if plan.target() != cpu.target().name() {
             return Err(SessionError::Target {
                 plan: plan.target().to_owned(),
                 session: cpu.target().name().to_owned(),
             });
         }
+        let transfers = match (plan.lower_tier_bytes(), scratch) {
+            (0, _) => None,
+            (bytes, Some(folder)) => Some(lower_tier(folder, bytes)?),
+            (bytes, None) => return Err(SessionError::NoScratch { bytes }),
+        };
         let mut arena = Arena::map(plan.peak())?;
         arena.fill(cpu.pool());
         let routines = plan.step().routines.iter().enumerate();
@@ -171,6 +209,7 @@ impl Session {
             .collect();
         Ok(Self {
             plan,
+            transfers,
             arena,
             cpu,
             routines,
@@ -181,25 +220,6 @@ impl Session {
     /// Whether freed bytes are overwritten as soon as they are freed. Results must not change; runs are slower.
     pub fn set_poison(&mut self, poison: bool) {
         self.poison = poison;
-    }
-
-    /// Fills every persistent tensor as the model says.
-    pub fn initialise(&mut self, seed: u64) {
-        self.initialise_roles(seed, Role::ALL);
-    }
-
-    /// Fills the persistent tensors of these roles as the model says.
-    pub fn initialise_roles(&mut self, seed: u64, roles: &[Role]) {
-        let tensors = self
-            .plan
-            .liveness()
-            .persistent
-            .iter()
-            .zip(self.plan.persistent_offsets());
-        for (tensor, &offset) in tensors.filter(|(tensor, _)| roles.contains(&tensor.role)) {
-            let data = self.arena.slice_mut(offset..offset + tensor.ty.bytes());
-            init::fill(self.cpu.pool(), data, tensor.init, seed, &tensor.name);
-        }
     }
 
     /// Runs a routine once: its programs in order, each as often as it repeats. Allocates nothing on any thread.
@@ -217,14 +237,28 @@ impl Session {
                     slots: &program.fed,
                 };
                 driver.feed(&program.name, repeat, &mut feed)?;
-                for (call, freed) in program.calls.iter().zip(&program.freed) {
-                    // SAFETY: the plan was validated: every slot lies inside of the arena, at the backend's alignment, and
-                    // overlaps no other live bytes but where the operation permits it. The arena is borrowed mutably.
-                    unsafe { self.cpu.run(self.arena.as_ptr(), call) };
-                    if self.poison {
-                        freed.iter().for_each(|range| self.arena.poison(range.clone()));
+                let mut begun = Begun::default();
+                for action in &program.actions {
+                    match &action.work {
+                        Work::Call(call) => {
+                            begun.wait(self.transfers.as_ref(), action.after)?;
+                            // SAFETY: the plan was validated: every slot lies inside of the arena, at the backend's alignment,
+                            // and overlaps no other live bytes but where the operation permits it; transfers that touch the
+                            // same bytes are done. The arena is borrowed mutably.
+                            unsafe { self.cpu.run(self.arena.as_ptr(), call) };
+                        }
+                        Work::Transfer(transfer) => {
+                            // SAFETY: as above; calls that touch the bytes wait for the transfer, and all transfers are done
+                            // before the loop over the actions is left behind.
+                            unsafe { begun.begin(self.transfers.as_ref(), self.arena.as_ptr(), transfer) };
+                        }
+                    }
+                    if self.poison && !action.freed.is_empty() {
+                        begun.wait(self.transfers.as_ref(), begun.count)?;
+                        action.freed.iter().for_each(|range| self.arena.poison(range.clone()));
                     }
                 }
+                begun.wait(self.transfers.as_ref(), begun.count)?;
                 let results = Results {
                     arena: &self.arena,
                     slots: &program.read,
@@ -246,52 +280,57 @@ impl Session {
         &self.plan
     }
 
+    /// The way to the lower tier, if the plan has one.
+    pub fn transfers(&self) -> Option<&Transfers> {
+        self.transfers.as_ref()
+    }
+
     /// The memory.
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
+}
 
-    /// A persistent `f32` tensor by name.
-    pub fn persistent(&self, name: &str) -> Option<&[f32]> {
-        self.persistent_range(name).map(|range| self.arena.slice(range))
+/// Opens the lower tier.
+fn lower_tier(folder: &Path, bytes: u64) -> Result<Transfers, TierError> {
+    let scratch = Scratch::create(folder, bytes)?;
+    Transfers::start(scratch, MOST_IN_FLIGHT).map_err(TierError::Thread)
+}
+
+/// Transfers that one run of a program has begun.
+#[derive(Default)]
+struct Begun {
+    count: usize,
+    /// The last [`MOST_IN_FLIGHT`] ones: number `n` is in slot `n % MOST_IN_FLIGHT`. Those before are done.
+    tickets: [Ticket; MOST_IN_FLIGHT],
+}
+
+impl Begun {
+    /// # Safety
+    /// The transfer's bytes lie inside of the arena that begins at `arena` and of the lower tier, and until it is waited for nothing
+    /// writes them, nor reads them if they are fetched.
+    unsafe fn begin(&mut self, transfers: Option<&Transfers>, arena: *mut u8, transfer: &Transfer) {
+        // A plan with transfers has a lower tier.
+        let Some(transfers) = transfers else { return };
+        let ticket = tier::Transfer {
+            direction: match transfer.direction {
+                Direction::Fetch => tier::Direction::FromFile,
+                Direction::Store => tier::Direction::ToFile,
+            },
+            memory: arena.wrapping_add(transfer.memory.start as usize),
+            bytes: transfer.memory.end - transfer.memory.start,
+            offset: transfer.lower,
+        };
+        // SAFETY: the caller's contract.
+        self.tickets[self.count % MOST_IN_FLIGHT] = unsafe { transfers.submit(ticket) };
+        self.count += 1;
     }
 
-    /// A persistent `f32` tensor by name, to fill.
-    pub fn persistent_mut(&mut self, name: &str) -> Option<&mut [f32]> {
-        self.persistent_range(name).map(|range| self.arena.slice_mut(range))
-    }
-
-    /// The names of the persistent tensors of a role.
-    pub fn persistent_names(&self, role: Role) -> Vec<String> {
-        let tensors = self.plan.liveness().persistent.iter();
-        tensors
-            .filter(|tensor| tensor.role == role)
-            .map(|tensor| tensor.name.clone())
-            .collect()
-    }
-
-    /// A persistent tensor's dtype and shape.
-    pub fn persistent_type(&self, name: &str) -> Option<&Type> {
-        let mut tensors = self.plan.liveness().persistent.iter();
-        tensors.find(|tensor| tensor.name == name).map(|tensor| &tensor.ty)
-    }
-
-    /// The fed input `staging` of a routine's only program, and a persistent `f32` tensor that is filled through it.
-    pub(crate) fn staged(&mut self, routine: &str, staging: &str, name: &str) -> Option<(&mut [u8], &mut [f32])> {
-        let tensor = self.persistent_range(name)?;
-        let (_, programs) = self.routines.iter().find(|(name, _)| name == routine)?;
-        let (_, slot) = programs.first()?.fed.iter().find(|(name, _)| name == staging)?;
-        Some(self.arena.two_mut(slot.offset..slot.offset + slot.ty.bytes(), tensor))
-    }
-
-    fn persistent_range(&self, name: &str) -> Option<Range<u64>> {
-        let index = self
-            .plan
-            .liveness()
-            .persistent
-            .iter()
-            .position(|tensor| tensor.name == name)?;
-        let offset = self.plan.persistent_offsets()[index];
-        Some(offset..offset + self.plan.liveness().persistent[index].ty.bytes())
+    /// Waits until the first `after` are done.
+    fn wait(&self, transfers: Option<&Transfers>, after: usize) -> Result<(), TransferError> {
+        match (transfers, after.checked_sub(1)) {
+            (Some(transfers), Some(last)) => transfers.wait(self.tickets[last % MOST_IN_FLIGHT]),
+            _ => Ok(()),
+        }
     }
 }

@@ -280,3 +280,31 @@ impl Graph {
         }
     }
 }
+
+/// The part of a scope that names its block, if it belongs to one.
+pub fn block_name(scope: &str) -> Option<&str> {
+    let numeric = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    let mut end = 0;
+    for part in scope.split('.') {
+        end += part.len();
+        if numeric(part) {
+            return Some(&scope[..end]);
+        }
+        end += 1;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_named_by_its_scope_up_to_a_number() {
+        assert_eq!(block_name("model.layers.7.mlp.up_proj"), Some("model.layers.7"));
+        assert_eq!(block_name("transformer.h.11"), Some("transformer.h.11"));
+        assert_eq!(block_name("model.norm2.layer"), None);
+        assert_eq!(block_name("0.linear"), Some("0"));
+        assert_eq!(block_name(""), None);
+    }
+}

@@ -6,6 +6,7 @@
 
 pub mod graph;
 pub mod op;
+pub mod order;
 pub mod stage;
 pub mod target;
 pub mod tensor;
@@ -18,5 +19,5 @@ pub use op::{Op, OpError};
 pub use stage::{Forward, Program, Routine, Step};
 pub use target::{Call, Link, Slot, Target};
 pub use tensor::Tensor;
-pub use types::{DType, Phase, Role, Shape, Type};
+pub use types::{DType, Phase, Role, Shape, Tier, Type};
 pub use verify::VerifyError;

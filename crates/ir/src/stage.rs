@@ -1,6 +1,7 @@
 //! The stages of the line that data follows, as far as they are graphs: [`Forward`], then [`Step`].
 
-use crate::graph::Graph;
+use crate::graph::{Binding, Graph};
+use crate::types::Type;
 
 /// A model: from fed inputs and weights to a result named `loss` (training, evaluation) or `logits` (generation).
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +55,13 @@ impl Step {
     /// The routine of that name.
     pub fn routine(&self, name: &str) -> Option<&Routine> {
         self.routines.iter().find(|routine| routine.name == name)
+    }
+
+    /// The types of all persistent tensors; one that several programs have comes several times.
+    pub fn persistent_types(&self) -> impl Iterator<Item = &Type> {
+        let inputs = self.programs().flat_map(|(_, program)| program.graph.inputs());
+        let persistent = inputs.filter(|(.., binding)| matches!(binding, Binding::Persistent { .. }));
+        persistent.map(|(_, value, _)| &value.ty)
     }
 
     /// Every program with the routine it belongs to.

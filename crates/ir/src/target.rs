@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::op::Op;
 use crate::types::Type;
 
@@ -26,7 +28,8 @@ pub trait Target {
 }
 
 /// How fast bytes go between memory and the next tier.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Link {
     /// From the lower tier, in bytes per second.
     pub read: f64,

@@ -16,7 +16,7 @@ use std::str::FromStr;
 use crate::graph::{Binding, Graph, Init, Node, NodeId, Output, OutputKind, Source, Value, ValueId};
 use crate::op::Op;
 use crate::stage::{Program, Routine, Step};
-use crate::types::{DType, Phase, Role, Shape, Type};
+use crate::types::{DType, LOWER_SUFFIX, Phase, Role, Shape, Tier, Type};
 
 /// A line that is not in the form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -427,12 +427,16 @@ impl<'a> Cursor<'a> {
 
     fn ty(&mut self) -> Result<Type, String> {
         self.label("a type like f32[2x3]", |word| {
+            let (word, tier) = match word.strip_suffix(LOWER_SUFFIX) {
+                Some(word) => (word, Tier::Lower),
+                None => (word, Tier::Memory),
+            };
             let (dtype, dims) = word.strip_suffix(']')?.split_once('[')?;
             let dims = match dims {
                 "" => Vec::new(),
                 dims => dims.split('x').map(|d| d.parse().ok()).collect::<Option<Vec<u64>>>()?,
             };
-            Some(Type::new(DType::from_name(dtype)?, Shape(dims)))
+            Some(Type::new(DType::from_name(dtype)?, Shape(dims)).on(tier))
         })
     }
 

@@ -84,22 +84,51 @@ impl fmt::Display for Shape {
     }
 }
 
-/// A dtype and a shape. Printed as `f32[2048x576]`.
+/// What types on the lower tier end with in text forms.
+pub(crate) const LOWER_SUFFIX: &str = "@lower";
+
+/// Where bytes live. Operations compute in memory; `fetch` and `store` go between the tiers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// The memory that kernels work in: a card's own, or on the CPU backend the process's.
+    #[default]
+    Memory,
+    /// The tier below: host memory for a card, a file for the CPU backend.
+    Lower,
+}
+
+impl Tier {
+    fn is_memory(&self) -> bool {
+        *self == Self::Memory
+    }
+}
+
+/// A dtype, a shape and a tier. Printed as `f32[2048x576]`, on the lower tier as `f32[2048x576]@lower`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Type {
     /// Element type.
     pub dtype: DType,
     /// Dimensions.
     pub shape: Shape,
+    /// Where the bytes live.
+    #[serde(default, skip_serializing_if = "Tier::is_memory")]
+    pub tier: Tier,
 }
 
 impl Type {
-    /// A type of that dtype and shape.
+    /// A type of that dtype and shape, in memory.
     pub fn new(dtype: DType, shape: impl Into<Shape>) -> Self {
         Self {
             dtype,
             shape: shape.into(),
+            tier: Tier::Memory,
         }
+    }
+
+    /// The same type on another tier.
+    pub fn on(&self, tier: Tier) -> Self {
+        Self { tier, ..self.clone() }
     }
 
     /// An `f32` tensor.
@@ -138,7 +167,11 @@ impl Type {
 
 impl fmt::Display for Type {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.dtype.name(), self.shape)
+        write!(f, "{}{}", self.dtype.name(), self.shape)?;
+        match self.tier {
+            Tier::Memory => Ok(()),
+            Tier::Lower => f.write_str(LOWER_SUFFIX),
+        }
     }
 }
 

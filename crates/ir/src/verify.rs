@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::{Binding, Graph, Init, NodeId, OutputKind, Source, ValueId};
-use crate::op::{AliasKind, OpError, Rule};
+use crate::op::{AliasKind, Op, OpError, Rule};
 use crate::stage::{Program, Routine, Step};
-use crate::types::Type;
+use crate::types::{Tier, Type};
 
 /// What is wrong with a graph or a step, and where.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -58,6 +58,10 @@ impl Graph {
                 }
             }
             let operands: Vec<Type> = node.inputs.iter().map(|&v| self.ty(v).clone()).collect();
+            let transfer = matches!(node.op, Op::Fetch(_) | Op::Store(_) | Op::Settle(_));
+            if !transfer && let Some(far) = operands.iter().position(|ty| ty.tier == Tier::Lower) {
+                return malformed(place, format!("operand {far} is on the lower tier: fetch it first"));
+            }
             let types = node.op.infer(&operands).map_err(|source| VerifyError::Op {
                 node: index,
                 scope: node.scope.to_string(),

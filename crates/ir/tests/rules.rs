@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use tightfit_ir::op::{
     Accumulate, AdamW, Add, Attention, AttentionBackward, BiasBackward, CachedAttention, Cost, Embedding,
     EmbeddingBackward, Gelu, GlobalNorm, KvAppend, LayerNorm, LayerNormBackward, Linear, LinearBackwardInput,
-    LinearBackwardWeight, LinearCrossEntropy, Reshape, RmsNorm, RmsNormBackward, Rope, RopeScaling, RopeTable, Rule,
-    SoftmaxCrossEntropy, SoftmaxCrossEntropyBackward, SwiGlu, SwiGluBackward, Zero,
+    LinearBackwardWeight, LinearCrossEntropy, Norm, PadRows, Reshape, RmsNorm, RmsNormBackward, Rope, RopeScaling,
+    RopeTable, Rule, SliceRows, SoftmaxCrossEntropy, SoftmaxCrossEntropyBackward, SwiGlu, SwiGluBackward, Zero,
 };
 use tightfit_ir::{DType, Op, Shape, Type};
 use tightfit_testkit::rng::Rng;
@@ -27,7 +27,10 @@ fn references_give_what_type_rules_say_and_costs_are_at_least_the_results() {
         let shapes: Vec<&Shape> = reference.iter().map(|result| &result.shape).collect();
         assert_eq!(shapes, results.iter().map(|ty| &ty.shape).collect::<Vec<_>>(), "{case}");
         // These leave most of their result as it is.
-        if !matches!(case.op, Op::Reshape(_) | Op::EmbeddingBackward(_) | Op::KvAppend(_)) {
+        if !matches!(
+            case.op,
+            Op::Reshape(_) | Op::Settle(_) | Op::EmbeddingBackward(_) | Op::KvAppend(_) | Op::PadRows(_)
+        ) {
             let written: u64 = results.iter().map(Type::bytes).sum();
             assert!(cost(&case).bytes >= written, "{case}");
         }
@@ -148,19 +151,25 @@ fn products_cost_two_flops_for_each_multiply_add() {
 }
 
 #[test]
-fn attention_costs_half_a_square_or_a_band() {
+fn attention_costs_a_triangle_or_a_band() {
     let t = 64;
     let (q, kv, rows) = (Type::f32([t, 32]), Type::f32([t, 16]), Type::i32([t]));
     let operands = [q.clone(), kv.clone(), kv, rows];
     let flops = |context, window| cost_of(attention(context, window), &operands).flops;
-    // Two products over half of all pairs, all heads, two flops each.
-    assert_eq!(flops(t, None), 2 * 2 * (t * t / 2) * 4 * 8);
+    // Two products over those pairs, in all heads, two flops each.
+    let of_pairs = |pairs| 2 * 2 * pairs * 4 * 8;
+    assert_eq!(flops(t, None), of_pairs(t * (t + 1) / 2));
+    assert_eq!(flops(16, None), of_pairs(4 * 16 * 17 / 2), "four documents");
     assert_eq!(
-        flops(16, None) * 4,
+        flops(1000, None),
         flops(t, None),
-        "documents of a quarter of the rows"
+        "a document is no longer than the rows"
     );
-    assert!(flops(t, Some(4)) < flops(t, None) / 4);
+    let (window, full) = (24, t - 24);
+    let band = window * (window + 1) / 2 + full * window;
+    assert_eq!(flops(t, Some(window)), of_pairs(band));
+    assert_eq!(flops(1000, Some(window)), of_pairs(band));
+    assert_eq!(flops(16, Some(window)), flops(16, None));
     assert_eq!(flops(t, Some(t)), flops(t, None), "a window that hides nothing");
     let [query, key, value, doc_start] = operands.clone();
     let saved = [query.clone(), Type::f32([t, 4]), query.clone()];
@@ -243,6 +252,16 @@ fn refusals() -> Vec<(Op, Vec<Type>, &'static str)> {
         head_dim: 8,
         scale: 1.0,
         window,
+    };
+    let slice = |start, rows| -> Op { SliceRows { start, rows }.into() };
+    let pad = |start, accumulate| -> Op {
+        let total = 8;
+        PadRows {
+            start,
+            total,
+            accumulate,
+        }
+        .into()
     };
     let sixteen = |n| [m(4, 32), m(4, 16), m(4, 16), ids(n)].to_vec();
     vec![
@@ -361,10 +380,11 @@ fn refusals() -> Vec<(Op, Vec<Type>, &'static str)> {
         ),
         (
             GlobalNorm {}.into(),
-            vec![v(3), ids(3)],
-            "operand 1 is i32[3], expected f32",
+            vec![v(1), v(3)],
+            "operand 1 is f32[3], expected f32[1]",
         ),
         (GlobalNorm {}.into(), vec![], "takes 1 operands, got 0"),
+        (Norm {}.into(), vec![ids(3)], "x is i32[3], expected f32"),
         (
             Reshape { shape: [5].into() }.into(),
             vec![m(2, 3)],
@@ -441,6 +461,24 @@ fn refusals() -> Vec<(Op, Vec<Type>, &'static str)> {
             vec![m(8, 3), m(2, 3), ids(2)],
             "start's rows is 2, rows is 1",
         ),
+        (slice(0, 0), vec![m(8, 3)], "rows must be at least 1"),
+        (slice(7, 2), vec![m(8, 3)], "2 rows from row 7 on do not lie in 8"),
+        (
+            slice(u64::MAX, 1),
+            vec![m(8, 3)],
+            "1 rows from row 18446744073709551615 on do not lie in 8",
+        ),
+        (pad(4, Accumulate::NONE), vec![m(0, 3)], "rows must be at least 1"),
+        (
+            pad(4, Accumulate::NONE),
+            vec![m(5, 3)],
+            "5 rows from row 4 on do not lie in 8",
+        ),
+        (
+            pad(4, Accumulate::NONE.with(1, 0).0),
+            vec![m(4, 3), m(8, 4)],
+            "the addend is f32[8x4], expected f32[8x3]",
+        ),
         (
             cached(4, Some(0)).into(),
             vec![m(2, 32), m(9, 16), m(9, 16), ids(1)],
@@ -509,8 +547,8 @@ proptest! {
         }
         let takes_any = match what {
             0 => name == "global_norm" && case.types.len() > 1,
-            1 => name == "reshape",
-            _ => ["global_norm", "gelu"].contains(&name),
+            1 => ["reshape", "fetch", "store"].contains(&name),
+            _ => ["norm", "gelu", "fetch", "store"].contains(&name),
         };
         match case.op.infer(&types) {
             Err(error) => prop_assert!(error.to_string().starts_with(name), "{}", error),

@@ -4,7 +4,9 @@
 //! (norm weights and biases), as is usual. With clipping, the norm of all gradients is taken first, so every gradient lives until
 //! the update. Loshchilov and Hutter 2019, arXiv:1711.05101.
 
-use tightfit_ir::op::{AdamW, GlobalNorm};
+use std::collections::HashSet;
+
+use tightfit_ir::op::{AdamW, GlobalNorm, Norm};
 use tightfit_ir::{Binding, Graph, Init, Op, OutputKind, Phase, Program, Role, Step, Type, ValueId};
 
 use crate::{PassError, TRAIN, UPDATE};
@@ -43,17 +45,21 @@ pub fn adamw(mut step: Step, config: &AdamWConfig) -> Result<Step, PassError> {
 
     let mut trained = Vec::new();
     for program in &train.programs {
+        let results: HashSet<&str> = program.graph.outputs.iter().map(|output| &*output.name).collect();
         for (_, weight, binding) in program.graph.inputs() {
-            let Some(gradient) = program.graph.output_named(&crate::gradient_name(&weight.name)) else {
+            let name = crate::gradient_name(&weight.name);
+            if !results.contains(&*name) {
                 continue;
-            };
-            let name = gradient.name.clone();
+            }
             let gradient = graph.input(&name, weight.ty.clone(), Role::Gradient, Binding::Carried);
             trained.push((weight.clone(), binding, gradient));
         }
     }
     let norm = match config.clip_norm {
-        Some(_) => Some(global_norm(&mut graph, trained.iter().map(|t| t.2).collect())?),
+        Some(_) => {
+            let gradients = trained.iter().map(|(weight, _, gradient)| (&*weight.name, *gradient));
+            Some(global_norm(&mut graph, gradients)?)
+        }
         None => None,
     };
     for (weight, binding, gradient) in trained {
@@ -95,17 +101,18 @@ pub fn adamw(mut step: Step, config: &AdamWConfig) -> Result<Step, PassError> {
     Ok(step)
 }
 
-fn global_norm(graph: &mut Graph, gradients: Vec<ValueId>) -> Result<ValueId, PassError> {
-    let scope = "grad_norm".into();
-    let norm = graph
-        .push(
-            Op::from(GlobalNorm {}),
-            &gradients,
-            &scope,
-            Phase::Update,
-            Role::Activation,
-        )
-        .map_err(PassError::op(PASS, &scope))?[0];
+/// The norm of each gradient, then of these: two steps, so that a gradient can be reduced before the next one is there.
+fn global_norm<'a>(
+    graph: &mut Graph,
+    gradients: impl Iterator<Item = (&'a str, ValueId)>,
+) -> Result<ValueId, PassError> {
+    let mut push = |op: Op, operands: &[ValueId], scope: &str| {
+        let made = graph.push(op, operands, &scope.into(), Phase::Update, Role::Activation);
+        made.map(|made| made[0]).map_err(PassError::op(PASS, scope))
+    };
+    let norms = gradients.map(|(weight, gradient)| push(Norm {}.into(), &[gradient], weight));
+    let norms = norms.collect::<Result<Vec<_>, _>>()?;
+    let norm = push(GlobalNorm {}.into(), &norms, "grad_norm")?;
     graph.output("grad_norm", norm, OutputKind::Read);
     Ok(norm)
 }

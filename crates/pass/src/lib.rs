@@ -6,14 +6,25 @@
 mod accumulate;
 mod adamw;
 mod autodiff;
+mod chunk_loss;
 mod dead_code;
+mod edit;
 mod no_grad;
+mod offload;
+mod recompute;
+mod tile_mlp;
+mod update_in_backward;
 
 pub use accumulate::accumulate;
 pub use adamw::{AdamWConfig, adamw};
 pub use autodiff::autodiff;
+pub use chunk_loss::{LossChunk, chunk_loss};
 pub use dead_code::dead_code;
 pub use no_grad::no_grad;
+pub use offload::{Offload, SMALLEST, offload};
+pub use recompute::recompute;
+pub use tile_mlp::tile_mlp;
+pub use update_in_backward::update_in_backward;
 
 use tightfit_ir::{OpError, VerifyError};
 
@@ -73,6 +84,10 @@ impl PassError {
 pub const TRAIN: &str = "train";
 /// The program of `train` that runs once for each micro-batch.
 pub const MICRO_STEP: &str = "micro_step";
+/// The program of `train` before `micro_step` that finds the gradients' global norm, where updates run inside of the backward.
+pub const NORM_STEP: &str = "norm_step";
+/// The programs that run forward and backward: the same forward nodes in the same order, where there are both.
+pub const BACKWARD_PROGRAMS: [&str; 2] = [NORM_STEP, MICRO_STEP];
 /// The program of `train` that clears the gradients' sums, where there are several micro-batches.
 pub const ZERO_GRADIENTS: &str = "zero_gradients";
 /// The program of `train` that changes the weights.

@@ -172,22 +172,24 @@ fn adamw_updates_what_has_a_gradient_and_clips() {
     %1 = input "step" f32[1] input fed
     %2 = input "head.weight.grad" f32[3x8] gradient carried
     %3 = input "head.bias.grad" f32[3] gradient carried
-    %5 = input "head.weight" f32[3x8] weight persistent normal(0.02) trainable
-    %6 = input "head.weight.exp_avg" f32[3x8] optimizer_state persistent zeros
-    %7 = input "head.weight.exp_avg_sq" f32[3x8] optimizer_state persistent zeros
-    %11 = input "head.bias" f32[3] weight persistent zeros trainable
-    %12 = input "head.bias.exp_avg" f32[3] optimizer_state persistent zeros
-    %13 = input "head.bias.exp_avg_sq" f32[3] optimizer_state persistent zeros
-    %4: f32[1] activation = global_norm(%2, %3) @"grad_norm" update
-    %8: f32[3x8] weight, %9: f32[3x8] optimizer_state, %10: f32[3x8] optimizer_state = adamw{"beta1":0.9,"beta2":0.95,"eps":1e-8,"weight_decay":0.1,"max_norm":1.0}(%5, %2, %6, %7, %0, %1, %4) @"head.weight" update
-    %14: f32[3] weight, %15: f32[3] optimizer_state, %16: f32[3] optimizer_state = adamw{"beta1":0.9,"beta2":0.95,"eps":1e-8,"weight_decay":0.0,"max_norm":1.0}(%11, %3, %12, %13, %0, %1, %4) @"head.bias" update
-    output "grad_norm" = %4 read
-    output "head.weight" = %8 update %5
-    output "head.weight.exp_avg" = %9 update %6
-    output "head.weight.exp_avg_sq" = %10 update %7
-    output "head.bias" = %14 update %11
-    output "head.bias.exp_avg" = %15 update %12
-    output "head.bias.exp_avg_sq" = %16 update %13
+    %7 = input "head.weight" f32[3x8] weight persistent normal(0.02) trainable
+    %8 = input "head.weight.exp_avg" f32[3x8] optimizer_state persistent zeros
+    %9 = input "head.weight.exp_avg_sq" f32[3x8] optimizer_state persistent zeros
+    %13 = input "head.bias" f32[3] weight persistent zeros trainable
+    %14 = input "head.bias.exp_avg" f32[3] optimizer_state persistent zeros
+    %15 = input "head.bias.exp_avg_sq" f32[3] optimizer_state persistent zeros
+    %4: f32[1] activation = norm(%2) @"head.weight" update
+    %5: f32[1] activation = norm(%3) @"head.bias" update
+    %6: f32[1] activation = global_norm(%4, %5) @"grad_norm" update
+    %10: f32[3x8] weight, %11: f32[3x8] optimizer_state, %12: f32[3x8] optimizer_state = adamw{"beta1":0.9,"beta2":0.95,"eps":1e-8,"weight_decay":0.1,"max_norm":1.0}(%7, %2, %8, %9, %0, %1, %6) @"head.weight" update
+    %16: f32[3] weight, %17: f32[3] optimizer_state, %18: f32[3] optimizer_state = adamw{"beta1":0.9,"beta2":0.95,"eps":1e-8,"weight_decay":0.0,"max_norm":1.0}(%13, %3, %14, %15, %0, %1, %6) @"head.bias" update
+    output "grad_norm" = %6 read
+    output "head.weight" = %10 update %7
+    output "head.weight.exp_avg" = %11 update %8
+    output "head.weight.exp_avg_sq" = %12 update %9
+    output "head.bias" = %16 update %13
+    output "head.bias.exp_avg" = %17 update %14
+    output "head.bias.exp_avg_sq" = %18 update %15
     "#);
 }
 

@@ -11,9 +11,6 @@ pub enum PlanError {
     /// The step is malformed.
     #[error("malformed step: {0}")]
     Verify(#[from] VerifyError),
-    /// The step has no program.
-    #[error("the step has no program")]
-    Empty,
     /// Offsets for another number of routines.
     #[error("offsets of {found} routines, the step has {expected}")]
     Routines {

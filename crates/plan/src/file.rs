@@ -5,7 +5,7 @@
 //! same one and that every offset is still legal for it.
 
 use serde::{Deserialize, Serialize};
-use tightfit_ir::{NodeId, Role, Step, Target};
+use tightfit_ir::{NodeId, Role, Step, Target, Tier};
 
 use crate::error::PlanError;
 use crate::plan::{Layout, Plan, graph_hash};
@@ -48,6 +48,8 @@ pub struct PlanFile {
     pub schema_version: u32,
     /// The resolved settings of the job.
     pub settings: serde_json::Value,
+    /// What was chosen where settings leave a choice, as whoever made the plan needs it to make the step again.
+    pub choice: serde_json::Value,
     /// The backend.
     pub target: String,
     /// Of every offset, in bytes.
@@ -88,6 +90,8 @@ pub struct RoutineEntry {
     pub name: String,
     /// Highest planned byte while it runs, plus one.
     pub peak_bytes: u64,
+    /// Highest planned byte of the lower tier while it runs, plus one.
+    pub lower_tier_peak_bytes: u64,
     /// No placement of its buffers has a lower peak.
     pub lower_bound_bytes: u64,
     /// Its programs in order.
@@ -114,7 +118,9 @@ pub struct BufferEntry {
     pub label: String,
     /// What it is for.
     pub role: Role,
-    /// Its offset in the arena.
+    /// Where it is.
+    pub tier: Tier,
+    /// Its offset in its tier's arena.
     pub offset: u64,
     /// Its size.
     pub bytes: u64,
@@ -126,7 +132,7 @@ pub struct BufferEntry {
 
 impl Plan {
     /// The plan as a file's content.
-    pub fn to_file(&self, settings: serde_json::Value) -> PlanFile {
+    pub fn to_file(&self, settings: serde_json::Value, choice: serde_json::Value) -> PlanFile {
         let persistent = self.liveness().persistent.iter().zip(self.persistent_offsets());
         let routines = self.step().routines.iter().enumerate().map(|(index, routine)| {
             let placed = &self.routines()[index];
@@ -139,12 +145,14 @@ impl Plan {
             RoutineEntry {
                 name: routine.name.clone(),
                 peak_bytes: placed.peak,
+                lower_tier_peak_bytes: placed.lower_tier_peak,
                 lower_bound_bytes: placed.lower_bound,
                 programs: programs.collect(),
                 buffers: buffers
                     .map(|(buffer, &offset)| BufferEntry {
                         label: buffer.label.clone(),
                         role: buffer.role,
+                        tier: buffer.tier,
                         offset,
                         bytes: buffer.bytes,
                         start: buffer.start,
@@ -156,6 +164,7 @@ impl Plan {
         PlanFile {
             schema_version: SCHEMA_VERSION,
             settings,
+            choice,
             target: self.target().to_owned(),
             alignment: self.alignment(),
             graph_hash: self.graph_hash(),
@@ -216,7 +225,6 @@ impl PlanFile {
             Err(FileError::Mismatch { what, found, expected })
         };
         same("target", self.target.clone(), target.name().to_owned())?;
-        same("alignment", self.alignment.to_string(), target.alignment().to_string())?;
         same("graph", self.graph_hash.clone(), graph_hash(&step))?;
         let orders = self.routines.iter().flat_map(|r| &r.programs).map(|p| p.order.clone());
         let schedule = Schedule::new(step, orders.collect())?;
@@ -227,7 +235,8 @@ impl PlanFile {
             self.layout,
             self.routines.iter().map(offsets).collect(),
         )?;
-        let rebuilt = plan.to_file(self.settings.clone());
+        same("alignment", self.alignment.to_string(), plan.alignment().to_string())?;
+        let rebuilt = plan.to_file(self.settings.clone(), self.choice.clone());
         alike("tensor", &self.persistent, &rebuilt.persistent)?;
         alike("routine", &self.routines, &rebuilt.routines)?;
         let totals = |file: &Self| format!("{} of {}", file.planned_peak_bytes, file.lower_bound_bytes);

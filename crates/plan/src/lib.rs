@@ -10,14 +10,16 @@ pub mod liveness;
 pub mod order;
 pub mod place;
 pub mod plan;
+pub mod predict;
 pub mod report;
 pub mod schedule;
 pub mod validate;
 
-pub use calls::ProgramCalls;
+pub use calls::{Action, Direction, MOST_IN_FLIGHT, ProgramCalls, Transfer, Work};
 pub use error::PlanError;
 pub use liveness::{Buffer, InPlace, Storage};
 pub use order::schedule;
-pub use plan::{Plan, plan};
+pub use plan::{Draft, Plan, plan};
+pub use predict::Prediction;
 pub use report::{Infeasible, Summary};
 pub use schedule::Schedule;

@@ -8,9 +8,9 @@
 use std::collections::{HashMap, HashSet};
 
 use tightfit_ir::op::{AliasKind, Rule};
-use tightfit_ir::{Binding, Graph, Init, OutputKind, Program, Role, Routine, Target, Type, ValueId};
-
-use crate::schedule::Schedule;
+use tightfit_ir::{
+    Binding, Graph, Init, NodeId, OutputKind, Program, Role, Routine, Step, Target, Tier, Type, ValueId,
+};
 
 /// Whether results may lie over operands by choice. Views and updates always do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,8 @@ pub struct Buffer {
     pub label: String,
     /// What it is for.
     pub role: Role,
+    /// Where it is.
+    pub tier: Tier,
     /// Its size.
     pub bytes: u64,
     /// First step of the routine's time line at which it is alive.
@@ -90,11 +92,11 @@ pub struct Liveness {
 }
 
 impl RoutineLiveness {
-    /// Bytes of buffers alive at each step.
-    pub fn live_bytes(&self) -> Vec<u64> {
+    /// Bytes of a tier's buffers alive at each step.
+    pub fn live_bytes(&self, tier: Tier) -> Vec<u64> {
         let mut born = vec![0_u64; self.steps as usize + 1];
         let mut died = born.clone();
-        for buffer in &self.buffers {
+        for buffer in self.buffers.iter().filter(|buffer| buffer.tier == tier) {
             born[buffer.start as usize] = born[buffer.start as usize].saturating_add(buffer.bytes);
             died[buffer.end as usize + 1] = died[buffer.end as usize + 1].saturating_add(buffer.bytes);
         }
@@ -110,23 +112,31 @@ impl RoutineLiveness {
 }
 
 impl Liveness {
-    /// Persistent bytes and the most transient bytes alive at one step of any routine.
-    pub fn peak_live_bytes(&self) -> u64 {
-        let persistent = self
-            .persistent
-            .iter()
-            .fold(0_u64, |n, p| n.saturating_add(p.ty.bytes()));
-        let transient = self.routines.iter().flat_map(|r| r.live_bytes()).max().unwrap_or(0);
+    /// A tier's persistent bytes and the most transient bytes alive there at one step of any routine.
+    pub fn peak_live_bytes(&self, tier: Tier) -> u64 {
+        let persistent = self.persistent.iter().filter(|p| p.ty.tier == tier);
+        let persistent = persistent.fold(0_u64, |n, p| n.saturating_add(p.ty.bytes()));
+        let live = self.routines.iter().flat_map(|r| r.live_bytes(tier));
+        let transient = live.max().unwrap_or(0);
         persistent.saturating_add(transient)
     }
 }
 
-/// Finds every buffer of a schedule.
-pub fn analyse(schedule: &Schedule, target: &dyn Target, in_place: InPlace) -> Liveness {
+impl Liveness {
+    /// Whether anything is on the lower tier.
+    pub fn uses_lower_tier(&self) -> bool {
+        let transient = self.routines.iter().flat_map(|r| &r.buffers).map(|buffer| buffer.tier);
+        let mut tiers = self.persistent.iter().map(|tensor| tensor.ty.tier).chain(transient);
+        tiers.any(|tier| tier == Tier::Lower)
+    }
+}
+
+/// Finds every buffer of a step whose programs run in these orders.
+pub fn analyse(step: &Step, orders: &[Vec<NodeId>], target: &dyn Target, in_place: InPlace) -> Liveness {
     let mut liveness = Liveness::default();
     let mut names = HashMap::new();
-    let mut orders = schedule.orders().iter();
-    for routine in &schedule.step().routines {
+    let mut orders = orders.iter();
+    for routine in &step.routines {
         let mut builder = RoutineBuilder::new(routine, target, in_place);
         for (index, order) in orders.by_ref().take(routine.programs.len()).enumerate() {
             let positions = positions(&routine.programs[index].graph, order);
@@ -142,7 +152,7 @@ pub fn analyse(schedule: &Schedule, target: &dyn Target, in_place: InPlace) -> L
 }
 
 /// By node: its place in the order.
-fn positions(graph: &Graph, order: &[tightfit_ir::NodeId]) -> Vec<u32> {
+fn positions(graph: &Graph, order: &[NodeId]) -> Vec<u32> {
     let mut positions = vec![0; graph.nodes.len()];
     for (place, id) in order.iter().enumerate() {
         positions[id.index()] = place as u32;
@@ -371,6 +381,7 @@ impl<'a> RoutineBuilder<'a> {
             self.result.buffers.push(Buffer {
                 label: format!("{}/{} workspace", node.scope, node.op.name()),
                 role: Role::Workspace,
+                tier: Tier::Memory,
                 bytes,
                 start: time,
                 end: time,
@@ -384,6 +395,7 @@ impl<'a> RoutineBuilder<'a> {
         self.result.buffers.push(Buffer {
             label: graph.describe(id),
             role: value.role,
+            tier: value.ty.tier,
             bytes: value.ty.bytes(),
             start,
             end,

@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tightfit_ir::{NodeId, Step, Target};
+use tightfit_ir::{NodeId, Step, Target, Tier};
 
 use crate::error::PlanError;
 use crate::liveness::{self, InPlace, Liveness, Storage};
 use crate::place::{Effort, PlaceError, Span, lower_bound, place};
 use crate::schedule::Schedule;
-use crate::validate::validate;
+use crate::validate::{Violation, validate};
 
 /// Memory is mapped in pages of this size, on all but a few machines.
 const PAGE_BYTES: u64 = 4096;
@@ -33,54 +33,101 @@ pub struct Plan {
     alignment: u64,
     liveness: Liveness,
     persistent_offsets: Vec<u64>,
-    persistent_end: u64,
+    persistent_ends: ByTier<u64>,
     routines: Vec<RoutinePlan>,
 }
 
 /// Where one routine's buffers lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoutinePlan {
-    /// By buffer: its offset in the arena.
+    /// By buffer: its offset in its tier's arena.
     pub offsets: Vec<u64>,
     /// Highest planned byte of the arena while the routine runs, plus one.
     pub peak: u64,
     /// No placement of this routine's buffers above the persistent region has a lower peak.
     pub lower_bound: u64,
+    /// Highest planned byte of the lower tier while the routine runs, plus one.
+    pub lower_tier_peak: u64,
 }
+
+/// One of something for each tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct ByTier<T> {
+    memory: T,
+    lower: T,
+}
+
+impl<T> ByTier<T> {
+    fn at(&mut self, tier: Tier) -> &mut T {
+        match tier {
+            Tier::Memory => &mut self.memory,
+            Tier::Lower => &mut self.lower,
+        }
+    }
+}
+
+/// Transfers go in blocks of this size: direct I/O asks for it of memory, of offsets and of lengths.
+pub const TRANSFER_ALIGNMENT: u64 = 4096;
 
 /// Places every buffer of a schedule: persistent ones first, then each routine's in the rest.
 ///
 /// # Errors
 /// Sizes that cannot be addressed.
 pub fn plan(schedule: Schedule, target: &dyn Target, layout: Layout, effort: Effort) -> Result<Plan, PlanError> {
-    let mut plan = Plan::unplaced(schedule, target, layout)?;
-    for index in 0..plan.liveness.routines.len() {
-        let spans = plan.spans(index);
-        let (offsets, peak, bound) = match layout {
-            Layout::Shared => {
-                let placement =
-                    place(&spans, plan.alignment, effort).map_err(|source| plan.unplaceable(index, source))?;
-                (placement.offsets, placement.peak, placement.lower_bound)
-            }
-            Layout::Separate => {
-                let mut end = 0;
-                let offsets = spans
-                    .iter()
-                    .map(|span| append(&mut end, span.size, plan.alignment))
-                    .collect::<Result<Vec<_>, PlanError>>()?;
-                (offsets, end, end)
-            }
-        };
-        let base = plan.transient_base();
-        let shift = |bytes: u64| base.checked_add(bytes).ok_or(PlanError::TooLarge);
-        plan.routines.push(RoutinePlan {
-            offsets: offsets.into_iter().map(shift).collect::<Result<_, _>>()?,
-            peak: shift(peak)?,
-            lower_bound: shift(bound)?,
-        });
+    Draft::new(schedule, target, layout)?.place(effort)
+}
+
+/// A plan whose buffers are not placed yet: enough to tell that it cannot fit, in a fraction of the time.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    unplaced: Plan,
+    lower_bound: u64,
+}
+
+impl Draft {
+    /// Finds the buffers of a schedule.
+    ///
+    /// # Errors
+    /// Sizes that cannot be addressed.
+    pub fn new(schedule: Schedule, target: &dyn Target, layout: Layout) -> Result<Self, PlanError> {
+        let unplaced = Plan::unplaced(schedule, target, layout)?;
+        let mut lower_bound = unplaced.persistent_ends.memory;
+        for routine in 0..unplaced.liveness.routines.len() {
+            let bound = unplaced.lower_bound_above(routine)?;
+            lower_bound = lower_bound.max(bound);
+        }
+        Ok(Self { unplaced, lower_bound })
     }
-    plan.validate()?;
-    Ok(plan)
+
+    /// Bytes of the smallest arena that any placement could need: see [`Plan::arena_bytes`].
+    pub fn least_arena_bytes(&self) -> u64 {
+        whole_pages(self.lower_bound)
+    }
+
+    /// Places every buffer.
+    ///
+    /// # Errors
+    /// Sizes that cannot be addressed.
+    pub fn place(self, effort: Effort) -> Result<Plan, PlanError> {
+        let mut plan = self.unplaced;
+        for index in 0..plan.liveness.routines.len() {
+            let placed = plan.place_routine(index, effort)?;
+            plan.routines.push(placed);
+        }
+        plan.validate()?;
+        Ok(plan)
+    }
+}
+
+/// Bytes to map for so many.
+fn whole_pages(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX)
+}
+
+/// How high one tier's buffers of a routine reach.
+struct Reach {
+    peak: u64,
+    lower_bound: u64,
 }
 
 /// The offset of a buffer appended at `end`, which moves past it.
@@ -91,31 +138,98 @@ fn append(end: &mut u64, bytes: u64, alignment: u64) -> Result<u64, PlanError> {
 }
 
 impl Plan {
-    /// Lifetimes and the persistent region, without any routine's offsets.
+    /// Lifetimes and the persistent regions, without any routine's offsets.
     fn unplaced(schedule: Schedule, target: &dyn Target, layout: Layout) -> Result<Self, PlanError> {
         let in_place = match layout {
             Layout::Shared => InPlace::WherePossible,
             Layout::Separate => InPlace::Never,
         };
-        let liveness = liveness::analyse(&schedule, target, in_place);
-        let mut persistent_end = 0;
+        let liveness = liveness::analyse(schedule.step(), schedule.orders(), target, in_place);
+        let alignment = match liveness.uses_lower_tier() {
+            true => target.alignment().max(TRANSFER_ALIGNMENT),
+            false => target.alignment(),
+        };
+        let mut persistent_ends = ByTier::default();
         let persistent_offsets = liveness
             .persistent
             .iter()
-            .map(|tensor| append(&mut persistent_end, tensor.ty.bytes(), target.alignment()))
+            .map(|tensor| append(persistent_ends.at(tensor.ty.tier), tensor.ty.bytes(), alignment))
             .collect::<Result<Vec<_>, _>>()?;
-        persistent_end
-            .checked_next_multiple_of(target.alignment())
-            .ok_or(PlanError::TooLarge)?;
+        for end in [persistent_ends.memory, persistent_ends.lower] {
+            end.checked_next_multiple_of(alignment).ok_or(PlanError::TooLarge)?;
+        }
         Ok(Self {
             schedule,
             layout,
             target: target.name().to_owned(),
-            alignment: target.alignment(),
+            alignment,
             liveness,
             persistent_offsets,
-            persistent_end,
+            persistent_ends,
             routines: Vec::new(),
+        })
+    }
+
+    /// Places the buffers again, with more effort, and keeps of each routine what is lower.
+    ///
+    /// # Errors
+    /// As [`plan`]; there are none if this was placed before.
+    pub fn improve(&mut self, effort: Effort) -> Result<(), PlanError> {
+        for index in 0..self.routines.len() {
+            let placed = self.place_routine(index, effort)?;
+            if placed.peak < self.routines[index].peak {
+                self.routines[index] = placed;
+            }
+        }
+        self.validate()
+    }
+
+    /// Places a routine's buffers.
+    fn place_routine(&self, index: usize, effort: Effort) -> Result<RoutinePlan, PlanError> {
+        let mut offsets = vec![0; self.liveness.routines[index].buffers.len()];
+        let memory = self.place_tier(index, Tier::Memory, effort, &mut offsets)?;
+        let lower = self.place_tier(index, Tier::Lower, effort, &mut offsets)?;
+        Ok(RoutinePlan {
+            offsets,
+            peak: memory.peak,
+            lower_bound: memory.lower_bound,
+            lower_tier_peak: lower.peak,
+        })
+    }
+
+    /// The [`lower_bound`](RoutinePlan::lower_bound) of a routine.
+    fn lower_bound_above(&self, routine: usize) -> Result<u64, PlanError> {
+        let (_, spans) = self.spans(routine, Tier::Memory);
+        let bound = lower_bound(&spans, self.alignment).map_err(|source| self.unplaceable(routine, source))?;
+        Ok(self.transient_base(Tier::Memory).saturating_add(bound))
+    }
+
+    /// Places one tier's buffers of a routine above its persistent region.
+    fn place_tier(&self, routine: usize, tier: Tier, effort: Effort, offsets: &mut [u64]) -> Result<Reach, PlanError> {
+        let (buffers, spans) = self.spans(routine, tier);
+        let (placed, peak, bound) = match self.layout {
+            Layout::Shared => {
+                let placement =
+                    place(&spans, self.alignment, effort).map_err(|source| self.unplaceable(routine, source))?;
+                (placement.offsets, placement.peak, placement.lower_bound)
+            }
+            Layout::Separate => {
+                let mut end = 0;
+                let offsets = spans
+                    .iter()
+                    .map(|span| append(&mut end, span.size, self.alignment))
+                    .collect::<Result<Vec<_>, PlanError>>()?;
+                (offsets, end, end)
+            }
+        };
+        let base = self.transient_base(tier);
+        let shift = |bytes: u64| base.checked_add(bytes).ok_or(PlanError::TooLarge);
+        for (buffer, offset) in buffers.into_iter().zip(placed) {
+            offsets[buffer] = shift(offset)?;
+        }
+        Ok(Reach {
+            peak: shift(peak)?,
+            lower_bound: shift(bound)?,
         })
     }
 
@@ -137,18 +251,20 @@ impl Plan {
             });
         }
         for (index, offsets) in offsets.into_iter().enumerate() {
-            let spans = plan.spans(index);
-            let bound = lower_bound(&spans, plan.alignment).map_err(|source| plan.unplaceable(index, source))?;
-            let ends = spans
-                .iter()
-                .zip(&offsets)
-                .map(|(span, offset)| offset.saturating_add(span.size));
             // As placed: a routine without buffers ends where they would begin.
-            let peak = ends.max().unwrap_or(plan.transient_base());
+            let peak = |tier| {
+                let (buffers, spans) = plan.spans(index, tier);
+                let ends = buffers.iter().zip(&spans).map(|(&buffer, span)| {
+                    let offset = offsets.get(buffer).copied().unwrap_or(0);
+                    offset.saturating_add(span.size)
+                });
+                ends.max().unwrap_or(0).max(plan.transient_base(tier))
+            };
             plan.routines.push(RoutinePlan {
+                peak: peak(Tier::Memory),
+                lower_bound: plan.lower_bound_above(index)?,
+                lower_tier_peak: peak(Tier::Lower),
                 offsets,
-                peak,
-                lower_bound: plan.transient_base().saturating_add(bound),
             });
         }
         plan.validate()?;
@@ -165,16 +281,25 @@ impl Plan {
                 routine: routine.name.clone(),
                 source,
             };
-            let forever = Span {
-                size: self.persistent_end,
-                start: 0,
-                end: u32::MAX,
-            };
-            let mut spans = self.spans(index);
-            let mut offsets = self.routines.get(index).map_or_else(Vec::new, |r| r.offsets.clone());
-            spans.push(forever);
-            offsets.push(0);
-            validate(&spans, &offsets, self.alignment, self.peak()).map_err(invalid)?;
+            let placed = self.routines.get(index).map_or(&[][..], |r| &r.offsets[..]);
+            let expected = self.liveness.routines[index].buffers.len();
+            if placed.len() != expected {
+                return Err(invalid(Violation::Count {
+                    offsets: placed.len(),
+                    spans: expected,
+                }));
+            }
+            for (tier, end) in [(Tier::Memory, self.peak()), (Tier::Lower, self.lower_tier_bytes())] {
+                let (buffers, mut spans) = self.spans(index, tier);
+                let mut offsets: Vec<u64> = buffers.iter().map(|&buffer| placed[buffer]).collect();
+                spans.push(Span {
+                    size: self.persistent_bytes(tier),
+                    start: 0,
+                    end: u32::MAX,
+                });
+                offsets.push(0);
+                validate(&spans, &offsets, self.alignment, end).map_err(invalid)?;
+            }
         }
         Ok(())
     }
@@ -186,21 +311,25 @@ impl Plan {
         }
     }
 
-    fn spans(&self, routine: usize) -> Vec<Span> {
-        self.liveness.routines[routine]
-            .buffers
-            .iter()
-            .map(|buffer| Span {
-                size: buffer.bytes,
-                start: buffer.start,
-                end: buffer.end,
+    /// One tier's buffers of a routine, as indices and as placement sees them.
+    fn spans(&self, routine: usize, tier: Tier) -> (Vec<usize>, Vec<Span>) {
+        let buffers = self.liveness.routines[routine].buffers.iter().enumerate();
+        buffers
+            .filter(|(_, buffer)| buffer.tier == tier)
+            .map(|(index, buffer)| {
+                let span = Span {
+                    size: buffer.bytes,
+                    start: buffer.start,
+                    end: buffer.end,
+                };
+                (index, span)
             })
-            .collect()
+            .unzip()
     }
 
     /// Where transient memory begins. [`Self::unplaced`] has checked that it can be addressed.
-    fn transient_base(&self) -> u64 {
-        self.persistent_end.next_multiple_of(self.alignment)
+    fn transient_base(&self, tier: Tier) -> u64 {
+        self.persistent_bytes(tier).next_multiple_of(self.alignment)
     }
 
     /// What is planned.
@@ -238,9 +367,25 @@ impl Plan {
         &self.persistent_offsets
     }
 
-    /// Bytes of the region of persistent tensors, which begins at 0.
-    pub fn persistent_bytes(&self) -> u64 {
-        self.persistent_end
+    /// Bytes of a tier's region of persistent tensors, which begins at 0.
+    pub fn persistent_bytes(&self, tier: Tier) -> u64 {
+        match tier {
+            Tier::Memory => self.persistent_ends.memory,
+            Tier::Lower => self.persistent_ends.lower,
+        }
+    }
+
+    /// Bytes of all persistent tensors, wherever they are: what a checkpoint of all of them holds.
+    pub fn persistent_tensor_bytes(&self) -> u64 {
+        let tensors = self.liveness.persistent.iter().map(|tensor| tensor.ty.bytes());
+        tensors.fold(0, u64::saturating_add)
+    }
+
+    /// Bytes to reserve on the lower tier, in whole blocks; 0 if nothing is offloaded.
+    pub fn lower_tier_bytes(&self) -> u64 {
+        let routines = self.routines.iter().map(|routine| routine.lower_tier_peak).max();
+        let end = routines.unwrap_or(0).max(self.persistent_ends.lower);
+        end.checked_next_multiple_of(TRANSFER_ALIGNMENT).unwrap_or(u64::MAX)
     }
 
     /// By routine: its offsets and peak.
@@ -251,18 +396,18 @@ impl Plan {
     /// Highest planned byte of the arena over all routines, plus one.
     pub fn peak(&self) -> u64 {
         let routines = self.routines.iter().map(|routine| routine.peak).max();
-        routines.unwrap_or(0).max(self.persistent_end)
+        routines.unwrap_or(0).max(self.persistent_ends.memory)
     }
 
     /// Bytes to map for the arena: the peak in whole pages.
     pub fn arena_bytes(&self) -> u64 {
-        self.peak().checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX)
+        whole_pages(self.peak())
     }
 
     /// No placement of these buffers has a lower peak.
     pub fn lower_bound(&self) -> u64 {
         let routines = self.routines.iter().map(|routine| routine.lower_bound).max();
-        routines.unwrap_or(0).max(self.persistent_end)
+        routines.unwrap_or(0).max(self.persistent_ends.memory)
     }
 
     /// The order, first time step and storage of one program.

@@ -3,8 +3,9 @@
 use std::fmt;
 
 use serde::Serialize;
-use tightfit_ir::{Role, op::Rule};
+use tightfit_ir::{Role, Tier, op::Rule};
 
+use crate::liveness::RoutineLiveness;
 use crate::plan::Plan;
 
 /// The moment at which one routine keeps most bytes alive.
@@ -42,12 +43,29 @@ pub struct Summary {
     pub lower_bound_bytes: u64,
     /// The region of weights and state.
     pub persistent_bytes: u64,
+    /// Bytes reserved on the lower tier.
+    pub lower_tier_bytes: u64,
+    /// Bytes there by role, roles without any left out.
+    pub lower_tier_by_role: Vec<(Role, u64)>,
     /// Each routine.
     pub routines: Vec<RoutineSummary>,
     /// The highest of the routines' peaks.
     pub peak: Peak,
     /// Flops of one run of the routine at the peak, repeats included.
     pub flops: u64,
+}
+
+/// Sums bytes up by role; roles without any are left out.
+fn by_role(sizes: impl Iterator<Item = (Role, u64)> + Clone) -> Vec<(Role, u64)> {
+    let of = |role| {
+        sizes
+            .clone()
+            .filter(move |size| size.0 == role)
+            .map(|size| size.1)
+            .sum()
+    };
+    let roles = Role::ALL.iter().map(|&role| (role, of(role)));
+    roles.filter(|&(_, bytes)| bytes > 0).collect()
 }
 
 /// Buffers that [`Peak::largest`] lists.
@@ -71,7 +89,7 @@ impl Plan {
             .map(|(routine, placed)| RoutineSummary {
                 name: routine.name.clone(),
                 programs: routine.programs.iter().map(|p| (p.name.clone(), p.repeat)).collect(),
-                peak_bytes: placed.peak.max(self.persistent_bytes()),
+                peak_bytes: placed.peak.max(self.persistent_bytes(Tier::Memory)),
             })
             .collect();
         let highest = (0..self.routines().len())
@@ -81,7 +99,9 @@ impl Plan {
         Summary {
             planned_peak_bytes: self.peak(),
             lower_bound_bytes: self.lower_bound(),
-            persistent_bytes: self.persistent_bytes(),
+            persistent_bytes: self.persistent_bytes(Tier::Memory),
+            lower_tier_bytes: self.lower_tier_bytes(),
+            lower_tier_by_role: self.lower_tier_by_role(),
             routines,
             peak: self.peak_of(highest),
             flops: self.flops(highest),
@@ -92,7 +112,7 @@ impl Plan {
     fn peak_of(&self, index: usize) -> Peak {
         let routine = &self.step().routines[index];
         let liveness = &self.liveness().routines[index];
-        let live = liveness.live_bytes();
+        let live = liveness.live_bytes(Tier::Memory);
         let time = (0..live.len()).rev().max_by_key(|&t| live[t]).unwrap_or(0) as u32;
         let program = liveness.programs.iter().rposition(|p| p.start <= time).unwrap_or(0);
         let graph = &routine.programs[program].graph;
@@ -105,19 +125,16 @@ impl Plan {
         let alive = liveness
             .buffers
             .iter()
-            .filter(|buffer| buffer.start <= time && time <= buffer.end)
+            .filter(|buffer| buffer.tier == Tier::Memory && buffer.start <= time && time <= buffer.end)
             .map(|buffer| (buffer.label.clone(), buffer.role, buffer.bytes));
         let persistent = self
             .liveness()
             .persistent
             .iter()
+            .filter(|tensor| tensor.ty.tier == Tier::Memory)
             .map(|tensor| (tensor.name.clone(), tensor.role, tensor.ty.bytes()));
         let mut all: Vec<(String, Role, u64)> = persistent.chain(alive).collect();
-        let by_role = Role::ALL
-            .iter()
-            .map(|&role| (role, all.iter().filter(|b| b.1 == role).map(|b| b.2).sum()))
-            .filter(|&(_, bytes)| bytes > 0)
-            .collect();
+        let by_role = by_role(all.iter().map(|&(_, role, bytes)| (role, bytes)));
         all.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
         all.truncate(LARGEST);
         Peak {
@@ -127,6 +144,27 @@ impl Plan {
             by_role,
             largest: all,
         }
+    }
+
+    /// What is on the lower tier: persistent tensors, and the most of each role's transient buffers at one time.
+    fn lower_tier_by_role(&self) -> Vec<(Role, u64)> {
+        let persistent = self.liveness().persistent.iter();
+        let persistent = persistent
+            .filter(|tensor| tensor.ty.tier == Tier::Lower)
+            .map(|tensor| (tensor.role, tensor.ty.bytes()));
+        let transient = Role::ALL.iter().map(|&role| {
+            let peaks = self.liveness().routines.iter().map(|routine| {
+                let of_role = |buffer: &&crate::Buffer| buffer.tier == Tier::Lower && buffer.role == role;
+                let mut alone = RoutineLiveness {
+                    buffers: routine.buffers.iter().filter(of_role).cloned().collect(),
+                    ..RoutineLiveness::default()
+                };
+                alone.steps = routine.steps;
+                alone.live_bytes(Tier::Lower).into_iter().max().unwrap_or(0)
+            });
+            (role, peaks.max().unwrap_or(0))
+        });
+        by_role(persistent.chain(transient))
     }
 
     fn flops(&self, index: usize) -> u64 {
@@ -192,7 +230,6 @@ impl fmt::Display for Infeasible {
         for (label, role, size) in &peak.largest {
             writeln!(f, "  {:>10}  {role:<15}  {label}", format_bytes(*size))?;
         }
-        writeln!(f, "a smaller micro-batch, sequence or loss chunk needs less")?;
         write!(
             f,
             "smallest budget that would do for this job as it is: {} ({})",

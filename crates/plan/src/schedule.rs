@@ -1,6 +1,6 @@
 //! An order for every program of a step, and what makes one legal.
 
-use tightfit_ir::{Graph, NodeId, OutputKind, Step};
+use tightfit_ir::{Graph, NodeId, Step};
 
 use crate::error::PlanError;
 
@@ -44,40 +44,9 @@ impl Schedule {
     }
 }
 
-/// For each node, those that must run before it: makers of its operands, and readers of what it overwrites for an update.
-pub(crate) fn needs(graph: &Graph) -> Vec<Vec<usize>> {
-    let mut needs: Vec<Vec<usize>> = graph
-        .nodes
-        .iter()
-        .map(|node| {
-            let makers = node.inputs.iter().filter_map(|&v| graph.producer(v));
-            makers.map(NodeId::index).collect()
-        })
-        .collect();
-    let mut readers: Vec<Vec<usize>> = vec![Vec::new(); graph.values.len()];
-    for (reader, node) in graph.nodes.iter().enumerate() {
-        node.inputs.iter().for_each(|v| readers[v.index()].push(reader));
-    }
-    for output in &graph.outputs {
-        let OutputKind::Update(input) = output.kind else {
-            continue;
-        };
-        let path = graph.in_place_path(output.value, input).unwrap_or_default();
-        for pair in path.windows(2) {
-            let (new, old) = (pair[0], pair[1]);
-            let Some(writer) = graph.producer(new) else {
-                continue;
-            };
-            let others = readers[old.index()].iter().filter(|&&reader| reader != writer.index());
-            needs[writer.index()].extend(others);
-        }
-    }
-    needs
-}
-
 /// Checks that an order is a permutation in which every need comes first.
 fn check(graph: &Graph, order: &[NodeId]) -> Result<(), String> {
-    let needs = needs(graph);
+    let needs = graph.needs();
     let mut done = vec![false; graph.nodes.len()];
     for &id in order {
         match done.get(id.index()) {

@@ -28,7 +28,8 @@ pub fn differentiable(op: &Op) -> Differentiable {
         Op::Add(_) | Op::SwiGlu(_) | Op::RmsNorm(_) => Operands(vec![0, 1]),
         Op::Attention(_) | Op::LayerNorm(_) => Operands(vec![0, 1, 2]),
         Op::Embedding(_) => Operands(vec![1]),
-        Op::Gelu(_) | Op::Reshape(_) | Op::Rope(_) => Operands(vec![0]),
+        Op::Gelu(_) | Op::Reshape(_) | Op::Rope(_) | Op::SliceRows(_) => Operands(vec![0]),
+        Op::PadRows(pad) => Operands((0..1 + pad.accumulate.count()).collect()),
         Op::Linear(linear) => Operands((0..2 + usize::from(linear.bias) + linear.accumulate.count()).collect()),
         Op::RopeTable(_) | Op::Zero(_) => Operands(Vec::new()),
         Op::LinearCrossEntropy(_) => Loss(vec![0, 1]),
@@ -38,6 +39,7 @@ pub fn differentiable(op: &Op) -> Differentiable {
         | Op::KvAppend(_)
         | Op::SoftmaxCrossEntropyBackward(_)
         | Op::EmbeddingBackward(_)
+        | Op::Fetch(_)
         | Op::GeluBackward(_)
         | Op::LayerNormBackward(_)
         | Op::LinearBackwardInput(_)
@@ -45,7 +47,10 @@ pub fn differentiable(op: &Op) -> Differentiable {
         | Op::BiasBackward(_)
         | Op::AdamW(_)
         | Op::GlobalNorm(_)
+        | Op::Norm(_)
         | Op::RmsNormBackward(_)
+        | Op::Settle(_)
+        | Op::Store(_)
         | Op::SwiGluBackward(_) => Never,
     }
 }

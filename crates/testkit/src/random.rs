@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tightfit_ir::op::{
-    Accumulate, Add, Approximate, Attention, Embedding, Gelu, LayerNorm, Linear, LinearCrossEntropy, Reshape, RmsNorm,
-    Rope, RopeScaling, RopeTable, SoftmaxCrossEntropy, SwiGlu,
+    Accumulate, Add, Approximate, Attention, Embedding, Gelu, LayerNorm, Linear, LinearCrossEntropy, PadRows, Reshape,
+    RmsNorm, Rope, RopeScaling, RopeTable, SliceRows, SoftmaxCrossEntropy, SwiGlu,
 };
 use tightfit_ir::{Binding, Forward, Graph, Init, Op, OutputKind, Phase, Role, Shape, Type, ValueId};
 
@@ -70,6 +70,7 @@ enum Block {
     Mlp,
     Attention { window: Option<u64> },
     Add,
+    Rows { start: u64, addend: bool },
     Embedding { shared: bool },
 }
 
@@ -110,7 +111,7 @@ fn block() -> impl Strategy<Value = Block> {
         3 => (flag(), flag(), flag()).prop_map(|(bias, shared, addend)| Block::Linear { bias, shared, addend }),
         2 => Just(Block::RmsNorm),
         1 => Just(Block::LayerNorm),
-        1 => (flag(), flag()).prop_map(|(tanh, reshaped)| Block::Gelu {
+        2 => (flag(), flag()).prop_map(|(tanh, reshaped)| Block::Gelu {
             approximate: if tanh { Approximate::Tanh } else { Approximate::None },
             reshaped,
         }),
@@ -118,6 +119,7 @@ fn block() -> impl Strategy<Value = Block> {
         2 => Just(Block::Mlp),
         2 => prop::option::of(1..=9_u64).prop_map(|window| Block::Attention { window }),
         2 => Just(Block::Add),
+        1 => (0..24_u64, flag()).prop_map(|(start, addend)| Block::Rows { start, addend }),
         1 => flag().prop_map(|shared| Block::Embedding { shared }),
     ]
 }
@@ -210,6 +212,7 @@ impl Builder {
             Block::Mlp => self.mlp(x),
             Block::Attention { window } => self.attention(x, window),
             Block::Add => self.push(Add {}, &[x, other]),
+            Block::Rows { start, addend } => self.rows(x, start, addend.then_some(other)),
             Block::Embedding { shared } => return self.embedding(shared),
         };
         self.made.push(y);
@@ -236,6 +239,25 @@ impl Builder {
         let product = self.push(SwiGlu {}, &[gate, up]);
         let down = self.matrix(hidden, intermediate);
         self.linear(product, down, false, Some(x))
+    }
+
+    /// About half of the rows of `x` from `start` on, put back where they were.
+    fn rows(&mut self, x: ValueId, start: u64, addend: Option<ValueId>) -> ValueId {
+        let total = self.recipe.rows;
+        let start = start % total;
+        let rows = (total - start).div_ceil(2);
+        let slice = self.push(SliceRows { start, rows }, &[x]);
+        let accumulate = match addend {
+            Some(_) => Accumulate::NONE.with(1, 0).0,
+            None => Accumulate::NONE,
+        };
+        let pad = PadRows {
+            start,
+            total,
+            accumulate,
+        };
+        let operands: Vec<ValueId> = [slice].into_iter().chain(addend).collect();
+        self.push(pad, &operands)
     }
 
     fn attention(&mut self, x: ValueId, window: Option<u64>) -> ValueId {

@@ -132,7 +132,7 @@ fn random_models_have_every_forward_operation_and_every_difficulty() {
         found.into_iter().for_each(|what| *seen.entry(what).or_default() += 1);
     }
     let forward = "add attention softmax_cross_entropy embedding gelu layer_norm linear linear_cross_entropy reshape \
-        rms_norm rope rope_table swiglu";
+        rms_norm rope rope_table slice_rows pad_rows swiglu";
     let difficulties = ["frozen weight", "tied weight", "fan-out", "unused branch"];
     for what in forward.split_whitespace().chain(difficulties) {
         assert!(seen.get(what).is_some_and(|&count| count >= 20), "{what}: {seen:?}");

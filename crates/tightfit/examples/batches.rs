@@ -12,7 +12,7 @@ use std::path::Path;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use tightfit::data::{BatchBuffers, Split, Text};
 use tightfit::pretrained::Pretrained;
-use tightfit::settings::Request;
+use tightfit::settings::{Count, Request};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let mut settings = Request::read(Path::new(config))?.resolve(u64::MAX)?;
     // One batch a step, however it is split to fit.
-    settings.micro_batch = settings.batch;
+    settings.micro_batch = Count::Of(settings.batch);
     let path = settings.model.clone().ok_or("the settings name no model")?;
     let model = Pretrained::open(&path)?;
     let text = Text::prepare(&settings, &model.tokenizer()?, model.config.vocab_size, None)?;

@@ -33,7 +33,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let forward = no_grad(model.config.logits(shape)?)?;
     let step = Step {
-        routines: vec![Routine::of(LOGITS, forward.graph), load::routine(&model.fills())],
+        routines: vec![
+            Routine::of(LOGITS, forward.graph),
+            load::routine(&model.fills(), std::iter::empty()),
+        ],
     };
     let threads = std::thread::available_parallelism()?.get();
     let mut session = Session::new(plan_for_cpu(step, threads)?, threads)?;

@@ -96,7 +96,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     plan.fit(BUDGET, tightfit::reserve::reserve_bytes(THREADS)?)?;
 
     let mut session = Session::new(plan, THREADS)?;
-    session.initialise(1);
+    session.initialise(1)?;
     let mut spirals = Spirals {
         step: 0,
         loss: f32::NAN,

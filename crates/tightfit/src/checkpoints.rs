@@ -200,7 +200,7 @@ impl Checkpoints {
     /// It cannot be written whole; those before it are still there.
     pub fn save(
         &mut self,
-        session: &Session,
+        session: &mut Session,
         step: u64,
         loss_first: f64,
         eval_loss: Option<f64>,
@@ -252,7 +252,7 @@ impl Checkpoints {
         sync(&self.dir)
     }
 
-    fn write(&self, session: &Session, state: &State, folder: &Path) -> Result<(), SaveError> {
+    fn write(&self, session: &mut Session, state: &State, folder: &Path) -> Result<(), SaveError> {
         fs::create_dir(folder).map_err(failed(folder))?;
         let step = state.step.to_string();
         let metadata = [("format", "pt"), ("steps", &*step)];

@@ -7,6 +7,9 @@ use clap::{Args, Parser, Subcommand};
 use crate::inference::Machine;
 use crate::settings::{Long, Request, Written};
 
+const CALIBRATE_ONCE: &str = "\
+Run `tightfit calibrate` once on a machine: plans then know how long a step takes.";
+
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
@@ -32,6 +35,10 @@ Examples:
   tightfit train --plan-only                  show the plan, run nothing
   tightfit train --budget 64MiB               refuse the job unless it fits
   tightfit train --batch 8 --micro-batch 2    two sequences in memory at a time
+  tightfit train --batch 64 --micro-batch auto --budget 128MiB     as many as fit
+  tightfit train --recompute 50%              keep half of the activations' bytes
+  tightfit train --update-in-backward --clip-norm none    no gradient outlives its layer
+  tightfit train --offload optimizer --scratch /data --disk 20GiB
   tightfit train --layers 6 --hidden-size 384 --out runs/d
   tightfit train --plan runs/d/plan.json      that job at the same offsets
   tightfit train --print-config > job.toml    write the settings to a file ...
@@ -57,9 +64,21 @@ Examples:
   tightfit inspect ./Qwen2.5-0.5B --tensors
   tightfit inspect runs/a --json | jq .architecture";
 
+const CALIBRATE_TEXT: &str = "\
+Takes about half a minute and is best run on a machine that does nothing else. What
+it finds is kept in $XDG_CACHE_HOME/tightfit or ~/.cache/tightfit, for this processor
+and number of threads; plans predict times from it. Without it they assume a common
+server.";
+
+const CALIBRATE_EXAMPLES: &str = "\
+Examples:
+  tightfit calibrate
+  tightfit calibrate --threads 8 --scratch /mnt/nvme
+  tightfit calibrate --json | jq .profile.product_flops";
+
 /// Plan every byte of a training job before its first step, then run exactly that plan.
 #[derive(Debug, Parser)]
-#[command(name = "tightfit", version, after_help = EXIT_CODES)]
+#[command(name = "tightfit", version, after_help = format!("{CALIBRATE_ONCE}\n\n{EXIT_CODES}"))]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -81,6 +100,9 @@ pub enum Command {
     /// What is in a model's files: architecture, tensors, tokenizer, chat template
     #[command(after_help = format!("{INSPECT_EXAMPLES}\n\n{EXIT_CODES}"))]
     Inspect(InspectArgs),
+    /// Measure this machine, so that plans know how long they will take
+    #[command(after_help = format!("{CALIBRATE_TEXT}\n\n{CALIBRATE_EXAMPLES}\n\n{EXIT_CODES}"))]
+    Calibrate(CalibrateArgs),
 }
 
 /// Flags of `train`.
@@ -205,6 +227,20 @@ pub struct InspectArgs {
     #[arg(long)]
     pub tensors: bool,
     /// Print one JSON object, every tensor included
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `calibrate`.
+#[derive(Args, Debug)]
+pub struct CalibrateArgs {
+    /// Threads that compute [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Measure the disk under this folder [default: the one that the result is kept in]
+    #[arg(long, value_name = "DIR")]
+    pub scratch: Option<PathBuf>,
+    /// Print one JSON object to stdout and all else to stderr
     #[arg(long)]
     pub json: bool,
 }

@@ -4,11 +4,14 @@ use std::path::PathBuf;
 
 use tightfit_exec::checkpoint::SaveError;
 use tightfit_exec::load::LoadError;
+use tightfit_exec::persistent::TensorError;
+use tightfit_exec::tier::{ScratchError, TierError};
 use tightfit_exec::{RunError, SessionError};
 use tightfit_plan::file::FileError;
 use tightfit_plan::{Infeasible, PlanError};
 use tightfit_text::TokenizerError;
 
+use crate::alternatives::Alternative;
 use crate::checkpoints::StateError;
 use crate::data::{PrepareError, TextError};
 use crate::generate::GenerateError;
@@ -18,6 +21,9 @@ use crate::pretrained::PretrainedError;
 use crate::resume::ResumeError;
 use crate::settings::SettingsError;
 use crate::train::TrainError;
+
+/// The exit code of a job that does not fit.
+pub const DOES_NOT_FIT: u8 = 3;
 
 /// Why the command ended before it was done.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +47,29 @@ pub enum Failure {
     /// Too large.
     #[error("{0}")]
     Infeasible(#[from] Box<Infeasible>),
+    /// A training job too large, with what would help.
+    #[error("{infeasible}{}", helping(alternatives))]
+    DoesNotFit {
+        /// What it needs.
+        infeasible: Box<Infeasible>,
+        /// Other settings that need less.
+        alternatives: Vec<Alternative>,
+    },
+    /// A file for what is offloaded that is larger than it may be.
+    #[error(
+        "does not fit: what is offloaded needs a file of {}, --disk is {}\na smaller micro-batch or fewer kinds of --offload need less\n\
+         smallest --disk that would do for this job as it is: {needed} ({})",
+        format_bytes(*needed), format_bytes(*limit), format_bytes(*needed)
+    )]
+    Disk {
+        /// Bytes of the file.
+        needed: u64,
+        /// Bytes that it may have.
+        limit: u64,
+    },
+    /// A folder that offloading cannot use.
+    #[error(transparent)]
+    Scratch(#[from] ScratchError),
     /// This system does not say what memory there is.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -92,9 +121,10 @@ pub enum Failure {
     },
     /// A disk too full for what will be saved.
     #[error(
-        "no room in {}: checkpoints need {}, {} are free; keep fewer by --keep, or save none on the way by --save-every 0",
+        "no room in {}: checkpoints need {}{}, {} are free; keep fewer by --keep, or save none on the way by --save-every 0",
         dir.display(),
         format_bytes(*needed),
+        and_offloaded(*offloaded),
         format_bytes(*free)
     )]
     NoRoom {
@@ -102,6 +132,8 @@ pub enum Failure {
         dir: PathBuf,
         /// Bytes that the run will write at its end, at least.
         needed: u64,
+        /// Bytes of the file that offloading uses, if it is on that disk.
+        offloaded: u64,
         /// Bytes that the file system has left.
         free: u64,
     },
@@ -120,6 +152,9 @@ pub enum Failure {
     /// The tensors of a file.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// A tensor that cannot be filled.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
     /// A checkpoint that cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] StateError),
@@ -161,6 +196,31 @@ fn differing(differences: &[String]) -> String {
     format!("; settings that differ from the file's: {}", differences.join(", "))
 }
 
+fn and_offloaded(bytes: u64) -> String {
+    match bytes {
+        0 => String::new(),
+        bytes => format!(" and offloading {}", format_bytes(bytes)),
+    }
+}
+
+/// A line for each.
+fn helping(alternatives: &[Alternative]) -> String {
+    let mut text = String::new();
+    if !alternatives.is_empty() {
+        text.push_str("\nwhat would help:");
+    }
+    for Alternative {
+        flags,
+        needed_bytes,
+        fits,
+    } in alternatives
+    {
+        let fits = if *fits { ", which fits" } else { "" };
+        text.push_str(&format!("\n  {flags}: needs {}{fits}", format_bytes(*needed_bytes)));
+    }
+    text
+}
+
 impl Failure {
     /// See `tightfit --help`.
     pub fn exit_code(&self) -> u8 {
@@ -174,7 +234,14 @@ impl Failure {
             | Failure::Resume(ResumeError::Flag { .. })
             | Failure::Job(JobError::Model(_))
             | Failure::Occupied { .. } => 2,
-            Failure::Infeasible(_) | Failure::Job(JobError::Plan(PlanError::TooLarge | PlanError::Place { .. })) => 3,
+            Failure::Scratch(error) | Failure::Session(SessionError::Tier(TierError::Scratch(error))) => match error {
+                ScratchError::Space { .. } => DOES_NOT_FIT,
+                ScratchError::Folder { .. } | ScratchError::InMemory { .. } => 2,
+            },
+            Failure::Infeasible(_)
+            | Failure::DoesNotFit { .. }
+            | Failure::Disk { .. }
+            | Failure::Job(JobError::Plan(PlanError::TooLarge | PlanError::Place { .. })) => DOES_NOT_FIT,
             Failure::Data(PrepareError::Keep { .. }) => 1,
             Failure::Train(TrainError::Run(RunError::Driver(error))) if error.is::<TextError>() => 4,
             Failure::PlanFile { .. }

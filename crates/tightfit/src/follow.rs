@@ -42,7 +42,7 @@ impl Followed {
         })
     }
 
-    /// The settings of the job that made the plan; its budget is not among them.
+    /// The settings of the job that made the plan; facts of its machine are not among them.
     pub fn request(&self) -> Request {
         self.request.clone()
     }

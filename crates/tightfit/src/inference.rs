@@ -8,9 +8,9 @@ use tightfit_ir::{Role, Step};
 use crate::Session;
 use crate::failure::Failure;
 use crate::job::{JobError, plan_for_cpu};
-use crate::memory::{default_budget, end_of_phase, format_bytes, process_peak_bytes};
+use crate::memory::{default_budget, format_bytes, process_peak_bytes};
 use crate::pretrained::Pretrained;
-use crate::reserve::reserve_bytes;
+use crate::reserve::Before;
 use crate::settings::Bytes;
 
 /// The machine that a command may use.
@@ -79,8 +79,7 @@ pub struct Inference {
     /// To run.
     pub session: Session,
     memory: MemoryReport,
-    /// The peak before the arena was mapped.
-    before: u64,
+    before: Before,
 }
 
 impl Inference {
@@ -90,14 +89,14 @@ impl Inference {
     /// The job does not fit, or the model's files cannot be read.
     pub fn start(model: &Pretrained, mut step: Step, machine: &Machine) -> Result<Self, Failure> {
         let (budget, threads) = (machine.budget()?, machine.threads());
-        step.routines.push(load::routine(&model.fills()));
+        step.routines.push(load::routine(&model.fills(), std::iter::empty()));
         let plan = plan_for_cpu(step, threads).map_err(JobError::from)?;
-        let before = process_peak_bytes()?;
-        end_of_phase();
-        let reserve = reserve_bytes(threads)?.max(before.saturating_sub(plan.arena_bytes()));
+        let mut before = Before::default();
+        before.end_phase()?;
+        let reserve = before.reserve_bytes(plan.arena_bytes(), threads)?;
         plan.fit(budget, reserve)?;
         let mut session = Session::new(plan, threads)?;
-        session.initialise_roles(0, &[Role::KvCache]);
+        session.initialise_roles(0, &[Role::KvCache])?;
         model.load(&mut session)?;
         let memory = MemoryReport {
             planned_peak_bytes: session.plan().peak(),
@@ -121,7 +120,7 @@ impl Inference {
     pub fn memory(&self) -> Result<MemoryReport, Failure> {
         Ok(MemoryReport {
             measured_arena_peak_bytes: self.session.arena().measured_peak(),
-            process_peak_bytes: process_peak_bytes()?.max(self.before),
+            process_peak_bytes: process_peak_bytes()?.max(self.before.peak_bytes()),
             ..self.memory.clone()
         })
     }

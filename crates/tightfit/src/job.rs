@@ -1,17 +1,24 @@
 //! From settings to a plan.
 
-use tightfit_cpu::CpuTarget;
-use tightfit_exec::load;
-use tightfit_ir::{Forward, Graph, Routine, Step};
+use serde::{Deserialize, Serialize};
+use tightfit_cpu::{CpuTarget, Profile};
+use tightfit_exec::load::Fill;
+use tightfit_exec::{checkpoint, load};
+use tightfit_ir::{Forward, Op, Routine, Step};
 use tightfit_model::{DecoderConfig, ModelError};
-use tightfit_pass::{AdamWConfig, EVALUATE, PassError, accumulate, adamw, autodiff, no_grad};
+use tightfit_pass::{
+    AdamWConfig, EVALUATE, LossChunk, PassError, TRAIN, accumulate, adamw, autodiff, chunk_loss, no_grad, tile_mlp,
+    update_in_backward,
+};
 use tightfit_plan::file::{FileError, PlanFile};
 use tightfit_plan::place::Effort;
 use tightfit_plan::plan::Layout;
-use tightfit_plan::{Plan, PlanError, plan, schedule};
+use tightfit_plan::{Plan, PlanError, Prediction, plan, schedule};
+use tightfit_search::{Backend, Choice, Explanation, FitError, Limits, fit};
 
+use crate::calibration::{self, Calibration};
 use crate::pretrained::Pretrained;
-use crate::settings::Settings;
+use crate::settings::{Count, Settings};
 
 /// Why there is no plan for a job.
 #[derive(Debug, thiserror::Error)]
@@ -30,8 +37,14 @@ pub enum JobError {
     File(#[from] FileError),
 }
 
-/// The routine that writes a checkpoint.
-pub const SAVE: &str = "save";
+impl From<FitError> for JobError {
+    fn from(error: FitError) -> Self {
+        match error {
+            FitError::Pass(error) => error.into(),
+            FitError::Plan(error) => error.into(),
+        }
+    }
+}
 
 /// A job: its settings, its model, and the plan they make.
 #[derive(Clone, Debug)]
@@ -42,27 +55,113 @@ pub struct Job {
     pub model: DecoderConfig,
     /// Every byte of it.
     pub plan: Plan,
+    /// What was chosen where the settings leave a choice.
+    pub chosen: Chosen,
+    /// Why; `None` for a plan that was read from a file.
+    pub explanation: Option<Explanation>,
+    /// How long an optimizer step is expected to take on this machine.
+    pub prediction: Prediction,
+    /// The speeds that this is expected by.
+    pub calibration: Calibration,
+}
+
+/// What a plan depends on beside its settings. A plan file has it, so that the same step can be made again on another day.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Chosen {
+    /// What is recomputed and what is offloaded.
+    pub choice: Choice,
+    /// The speeds by which that was chosen, and by which transfers begin when they do.
+    pub profile: Profile,
 }
 
 impl Job {
-    /// Plans the job, of a model that is given or of a fresh one.
+    /// Plans the job, of a model that is given or of a fresh one, for an arena of the whole budget.
     ///
     /// # Errors
     /// Settings that no model can have, files that do not fit the model, or sizes that cannot be addressed.
     pub fn plan(settings: Settings, pretrained: Option<&Pretrained>) -> Result<Self, JobError> {
-        let (model, step) = step(&settings, pretrained)?;
-        let plan = plan_for_cpu(step, settings.threads)?;
-        Ok(Self { settings, model, plan })
+        let arena_bytes = settings.budget.0;
+        Self::within(arena_bytes, settings, pretrained)
+    }
+
+    /// Plans the job for an arena of so many bytes, recomputing and offloading as the settings say; where they leave it open, as little
+    /// as makes it fit. A plan that is larger was the smallest that was found.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub fn within(arena_bytes: u64, settings: Settings, pretrained: Option<&Pretrained>) -> Result<Self, JobError> {
+        let limits = Limits {
+            arena_bytes,
+            lower_tier_bytes: settings.disk.0.unwrap_or(u64::MAX),
+        };
+        Self::within_limits(&limits, settings, pretrained)
+    }
+
+    /// As [`within`](Self::within), with a limit of what is offloaded.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub fn within_limits(
+        limits: &Limits,
+        mut settings: Settings,
+        pretrained: Option<&Pretrained>,
+    ) -> Result<Self, JobError> {
+        let (model, step) = step(&mut settings, pretrained)?;
+        let calibration = calibration(&settings);
+        let target = target(&settings, calibration.profile);
+        let fills = pretrained.map(Pretrained::fills).unwrap_or_default();
+        let backend = Backend {
+            target: &target,
+            complete: &|step| complete(step, &fills),
+        };
+        let request = tightfit_search::Request {
+            recompute: settings.recompute.into(),
+            offload: settings.offload.into(),
+        };
+        let found = fit(step, &backend, limits, request)?;
+        Ok(Self {
+            settings,
+            model,
+            plan: found.plan,
+            chosen: Chosen {
+                choice: found.choice,
+                profile: target.profile,
+            },
+            explanation: Some(found.explanation),
+            prediction: found.prediction,
+            calibration,
+        })
     }
 
     /// The job with the orders and offsets of a plan file.
     ///
     /// # Errors
     /// The file is not a plan, or one of another job.
-    pub fn with_plan_file(settings: Settings, pretrained: Option<&Pretrained>, json: &str) -> Result<Self, JobError> {
-        let (model, step) = step(&settings, pretrained)?;
-        let plan = PlanFile::parse(json)?.rebuild(step, &CpuTarget::new(settings.threads))?;
-        Ok(Self { settings, model, plan })
+    pub fn with_plan_file(
+        mut settings: Settings,
+        pretrained: Option<&Pretrained>,
+        json: &str,
+    ) -> Result<Self, JobError> {
+        let file = PlanFile::parse(json)?;
+        let chosen: Chosen = serde_json::from_value(file.choice.clone()).map_err(FileError::from)?;
+        let (model, step) = step(&mut settings, pretrained)?;
+        let target = target(&settings, chosen.profile);
+        let fills = pretrained.map(Pretrained::fills).unwrap_or_default();
+        let step = complete(chosen.choice.apply(step, &target)?, &fills);
+        let plan = file.rebuild(step, &target)?;
+        let train = plan.step().routines.iter().position(|routine| routine.name == TRAIN);
+        let calibration = calibration(&settings);
+        let here = self::target(&settings, calibration.profile);
+        let prediction = train.map_or_else(Prediction::default, |train| plan.predict(train, &here));
+        Ok(Self {
+            settings,
+            model,
+            plan,
+            chosen,
+            explanation: None,
+            prediction,
+            calibration,
+        })
     }
 
     /// The model's `config.json`.
@@ -70,32 +169,79 @@ impl Job {
         format!("{:#}\n", self.model.to_hf())
     }
 
-    /// The plan as a file's content. The budget is no part of it: a plan is held against whatever budget the run that follows it
-    /// has.
+    /// The plan as a file's content. The budget and other facts of the machine are no part of it: a plan is held against those of the
+    /// run that follows it.
     ///
     /// # Errors
     /// Never for a plan of this program; JSON can refuse some values.
     pub fn plan_file(&self) -> Result<String, FileError> {
         let mut settings = self.settings.to_json();
         if let Some(settings) = settings.as_object_mut() {
-            settings.shift_remove("budget");
+            for name in Settings::MACHINE {
+                settings.shift_remove(name);
+            }
         }
-        self.plan.to_file(settings).to_json()
+        let chosen = serde_json::to_value(&self.chosen)?;
+        self.plan.to_file(settings, chosen).to_json()
     }
 }
 
-/// The model and the step of a job: reading the weights of a given model, training, evaluation on batches of the micro-batch's
-/// shape, and saving.
-fn step(settings: &Settings, pretrained: Option<&Pretrained>) -> Result<(DecoderConfig, Step), JobError> {
+/// This machine's backend, with these speeds.
+fn target(settings: &Settings, profile: Profile) -> CpuTarget {
+    let mut target = CpuTarget::new(settings.threads);
+    target.profile = profile;
+    target
+}
+
+/// The speeds of this machine.
+fn calibration(settings: &Settings) -> Calibration {
+    calibration::for_machine(CpuTarget::new(settings.threads).isa, settings.threads)
+}
+
+/// The model and the step of a job: training, and evaluation on batches of its own shape. The loss's chunk, where it is left open,
+/// follows from the shape of training and is in the settings from then on, for evaluation and for a run that is resumed.
+fn step(settings: &mut Settings, pretrained: Option<&Pretrained>) -> Result<(DecoderConfig, Step), JobError> {
     let model = pretrained.map_or_else(|| settings.fresh_model(), |pretrained| pretrained.config.clone());
-    let forward = model.loss(settings.micro_batch_shape())?;
-    let load = pretrained.map(|pretrained| load::routine(&pretrained.fills()));
-    let evaluation = forward.clone();
-    let mut step = training_step(forward, &settings.adamw(), settings.micro_batches(), Some(evaluation))?;
-    // Saving streams persistent tensors from where they lie: it keeps them alive and needs nothing else.
-    step.routines.push(Routine::of(SAVE, Graph::new()));
-    step.routines.extend(load);
+    let training = in_parts(model.loss(settings.micro_batch_shape())?, settings)?;
+    if let (Count::Auto, Some(rows)) = (settings.loss_chunk, loss_chunk(&training)) {
+        settings.loss_chunk = Count::Of(rows);
+    }
+    let evaluation = in_parts(model.loss(settings.evaluation_shape())?, settings)?;
+    let mut step = training_step(training, &settings.adamw(), settings.micro_batches(), Some(evaluation))?;
+    if settings.update_in_backward {
+        step = update_in_backward(step)?;
+    }
     Ok((model, step))
+}
+
+/// A model with its loss and its MLPs in parts of as many rows as the settings say.
+fn in_parts(forward: Forward, settings: &Settings) -> Result<Forward, PassError> {
+    let chunk = match settings.loss_chunk {
+        Count::Auto => LossChunk::Auto,
+        Count::Of(rows) => LossChunk::Rows(rows),
+    };
+    let forward = chunk_loss(forward, chunk)?;
+    match settings.mlp_tile.0 {
+        Some(rows) => tile_mlp(forward, rows),
+        None => Ok(forward),
+    }
+}
+
+/// Tokens whose logits exist at one time.
+fn loss_chunk(forward: &Forward) -> Option<u64> {
+    let mut nodes = forward.graph.nodes.iter();
+    nodes.find_map(|node| match &node.op {
+        Op::LinearCrossEntropy(op) => Some(op.chunk),
+        _ => None,
+    })
+}
+
+/// Adds the routines in which weights are read and checkpoints are written.
+fn complete(mut step: Step, fills: &[Fill<'_>]) -> Step {
+    let save = checkpoint::routine(step.persistent_types());
+    let load = load::routine(fills, step.persistent_types());
+    step.routines.extend([save, load]);
+    step
 }
 
 /// A model's training step: gradients over `micro_batches`, AdamW, and a routine `evaluate` if a model for it is given.

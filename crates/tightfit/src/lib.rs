@@ -3,7 +3,10 @@
 //! The line that data follows: a model ([`Builder`], [`DecoderConfig`]) is a [`Forward`]; [`training_step`] makes it a [`Step`];
 //! [`plan_for_cpu`] orders and places it; a [`Session`] runs it. `examples/your_model.rs` walks that line with a model of its own.
 
+pub mod alternatives;
+pub mod calibration;
 pub mod checkpoints;
+pub mod choose;
 pub mod cli;
 pub mod command;
 pub mod console;
@@ -24,6 +27,7 @@ pub mod resume;
 pub mod sample;
 pub mod settings;
 pub mod stop;
+pub mod techniques;
 pub mod train;
 
 pub use job::{Job, JobError, plan_for_cpu, training_step};

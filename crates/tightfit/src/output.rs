@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -153,11 +154,18 @@ impl Output {
         let saves = 1 + steps.checked_div(save_every).unwrap_or(0);
         let there = checkpoints::steps(&self.dir)?.len() as u64;
         let most = saves.min(keep + 2).saturating_sub(there).max(1);
-        let needed = job.plan.persistent_bytes().saturating_mul(most);
+        let needed = job.plan.persistent_tensor_bytes().saturating_mul(most);
+        // The file that offloading uses is made later, on the same disk as like as not.
+        let disk = |folder: &Path| fs::metadata(folder).map(|data| data.dev()).ok();
+        let offloaded = match disk(&job.settings.scratch_dir(Some(&self.dir))) == disk(&self.dir) {
+            true => job.plan.lower_tier_bytes(),
+            false => 0,
+        };
         match checkpoint::free_bytes(&self.dir) {
-            Some(free) if free < needed => Err(Failure::NoRoom {
+            Some(free) if free < needed.saturating_add(offloaded) => Err(Failure::NoRoom {
                 dir: self.dir.clone(),
                 needed,
+                offloaded,
                 free,
             }),
             _ => Ok(()),
@@ -220,7 +228,7 @@ impl Output {
     ///
     /// # Errors
     /// It cannot be written whole; those before it are still there.
-    pub fn save(&mut self, session: &Session, report: &StepReport, loss_first: f64) -> Result<(), Failure> {
+    pub fn save(&mut self, session: &mut Session, report: &StepReport, loss_first: f64) -> Result<(), Failure> {
         self.checkpoints
             .save(session, report.step, loss_first, report.eval_loss)?;
         Ok(())

@@ -6,11 +6,13 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tightfit_plan::Summary;
 
+use crate::alternatives::Alternative;
 use crate::data::{DataReport, Language, Text};
 use crate::job::Job;
 use crate::memory::format_bytes;
 use crate::settings::Settings;
-use crate::train::Outcome;
+use crate::techniques::Techniques;
+use crate::train::{Outcome, Transferred};
 
 /// Raised whenever a field changes its meaning or goes away.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -42,6 +44,22 @@ pub struct Report {
     pub steps: Option<u64>,
     /// Tokens of each step.
     pub tokens_per_step: u64,
+    /// What a step is expected to take.
+    pub predicted_seconds_per_step: f64,
+    /// Seconds of that in which kernels wait for transfers.
+    pub predicted_waiting_seconds_per_step: f64,
+    /// Whether that follows from speeds that `tightfit calibrate` has measured; if not, from assumed ones.
+    pub calibrated: bool,
+    /// Bytes of the file that offloading uses.
+    pub lower_tier_bytes: u64,
+    /// Bytes that a step moves to and from it.
+    pub link_bytes_per_step: u64,
+    /// What was moved, and how long steps waited for it; `null` where nothing is offloaded.
+    pub transferred: Option<Transferred>,
+    /// Every technique with what was chosen for it, and why.
+    pub techniques: Techniques,
+    /// For a job that does not fit: other settings that need less.
+    pub alternatives: Vec<Alternative>,
     /// Median.
     pub seconds_per_step: Option<f64>,
     /// From the median.
@@ -71,7 +89,7 @@ fn settings_json<S: Serializer>(settings: &Settings, serializer: S) -> Result<S:
 
 impl Report {
     /// What is known before a run.
-    pub fn planned(job: &Job, reserve_bytes: u64) -> Self {
+    pub fn planned(job: &Job, techniques: Techniques, reserve_bytes: u64) -> Self {
         let plan = job.plan.summary();
         Self {
             schema_version: SCHEMA_VERSION,
@@ -86,6 +104,14 @@ impl Report {
             parameters: job.model.parameters(),
             steps: None,
             tokens_per_step: job.settings.batch.saturating_mul(job.settings.seq),
+            predicted_seconds_per_step: job.prediction.seconds,
+            predicted_waiting_seconds_per_step: job.prediction.stalled(),
+            calibrated: job.calibration.measured,
+            lower_tier_bytes: plan.lower_tier_bytes,
+            link_bytes_per_step: job.prediction.link_bytes,
+            transferred: None,
+            techniques,
+            alternatives: Vec::new(),
             seconds_per_step: None,
             tokens_per_second: None,
             loss_first: None,
@@ -124,6 +150,7 @@ impl Report {
         self.process_peak_bytes = process_peak;
         self.steps = Some(outcome.steps);
         self.seconds_per_step = Some(outcome.seconds_per_step);
+        self.transferred = outcome.transferred;
         self.tokens_per_second = Some(self.tokens_per_step as f64 / outcome.seconds_per_step);
         self.loss_first = Some(outcome.loss_first);
         self.loss_last = Some(outcome.loss_last);
@@ -146,9 +173,13 @@ impl Report {
             self.model["hidden_size"],
             self.model["vocab_size"]
         ));
+        let chosen = match self.techniques.micro_batch.auto {
+            true => ", as large as fit",
+            false => "",
+        };
         let micro = match settings.micro_batches() {
             1 => String::new(),
-            n => format!(" in {n} micro-batches"),
+            n => format!(" in {n} micro-batches of {}{chosen}", settings.micro_batch_rows()),
         };
         line(format!(
             "step     {} × {} tokens{micro}, {:.2} GFLOP",
@@ -181,6 +212,33 @@ impl Report {
                 format_bytes(routine.peak_bytes)
             ));
         }
+        self.techniques
+            .lines(settings.micro_batch_shape().tokens())
+            .into_iter()
+            .for_each(&mut line);
+        if let Some(offload) = &self.techniques.offload {
+            line(format!(
+                "offload  {:>11}  in a file without a name in {}",
+                format_bytes(self.lower_tier_bytes),
+                offload.scratch.display()
+            ));
+            for (role, bytes) in &offload.by_role {
+                line(format!("         {:>11}  {role}", format_bytes(*bytes)));
+            }
+            line(format!(
+                "         {:>11}  to and from it in a step, for which the step waits {:.3} s",
+                format_bytes(self.link_bytes_per_step),
+                self.predicted_waiting_seconds_per_step
+            ));
+        }
+        let speeds = match self.calibrated {
+            true => "by the speeds of this machine",
+            false => "by assumed speeds: `tightfit calibrate` measures this machine",
+        };
+        line(format!(
+            "time     {:>9.3} s  expected for a step, {speeds}",
+            self.predicted_seconds_per_step
+        ));
         line(format!(
             "reserve  {:>11}  program, stacks, tables",
             format_bytes(self.reserve_bytes)
@@ -238,6 +296,18 @@ impl Report {
             "speed    {seconds:.3} s/step, {:.0} tokens/s",
             self.tokens_per_second.unwrap_or(f64::NAN)
         ));
+        if let Some(moved) = self.transferred {
+            let way = match moved.is_direct {
+                true => "past the page cache",
+                false => "through the page cache",
+            };
+            line(format_args!(
+                "offload  {} read and {} written in a step, {way}; {:.3} s of waiting",
+                format_bytes(moved.read_bytes_per_step),
+                format_bytes(moved.written_bytes_per_step),
+                moved.waited_seconds_per_step
+            ));
+        }
         if let (Some(measured), Some(process)) = (self.measured_arena_peak_bytes, self.process_peak_bytes) {
             line(format_args!(
                 "arena    planned {} bytes, measured {measured} bytes",

@@ -63,7 +63,18 @@ pub fn restore_optimizer(session: &mut Session, checkpoint: &Path) -> Result<(),
 }
 
 /// Flags that may differ: no bit of the result depends on them.
-const FREE: [&str; 4] = ["budget", "threads", "keep", "save_every"];
+const FREE: [&str; 10] = [
+    "budget",
+    "threads",
+    "keep",
+    "save_every",
+    "recompute",
+    "offload",
+    "update_in_backward",
+    "disk",
+    "host_memory",
+    "scratch",
+];
 
 /// An output folder of an earlier run.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use crate::lr::{self, Decay};
 
 use check::MAX_THREADS;
 pub use tightfit_text::data::Long;
-pub use value::{Bytes, ClipNorm, Written};
+pub use value::{ByteLimit, Bytes, ClipNorm, Count, MlpTile, Offload, Recompute, Written};
 
 /// Declares every setting once: its heading in the help, how the file and the flag spell it, its type, default and help.
 macro_rules! settings {
@@ -52,9 +52,9 @@ macro_rules! settings {
             /// Passes over the training rows, instead of --steps
             #[arg(long, allow_negative_numbers = true, value_name = "X", value_parser = f64::read, help_heading = "Training", conflicts_with = "steps")]
             pub epochs: Option<f64>,
-            /// Sequences in memory at one time; divides the batch [default: all]
-            #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = u64::read, help_heading = "Memory and machine")]
-            pub micro_batch: Option<u64>,
+            /// Sequences in memory at one time; divides the batch. auto is the largest number that fits [default: all]
+            #[arg(long, allow_negative_numbers = true, value_name = "N|auto", value_parser = Count::read, help_heading = "Memory techniques")]
+            pub micro_batch: Option<Count>,
             /// Memory that the whole process may use, such as 3.8GiB [default: what the machine and its cgroup leave, less a
             /// margin]
             #[arg(long, allow_negative_numbers = true, value_name = "BYTES", help_heading = "Memory and machine")]
@@ -62,6 +62,10 @@ macro_rules! settings {
             /// Threads that compute; results do not depend on it [default: one for each core]
             #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = usize::read, help_heading = "Memory and machine")]
             pub threads: Option<usize>,
+            /// Folder for the file that offloading uses; the file has no name and is gone with the run [default: the --out folder,
+            /// else the current one]
+            #[arg(long, value_name = "DIR", help_heading = "Memory and machine")]
+            pub scratch: Option<PathBuf>,
         }
 
         impl Request {
@@ -75,6 +79,7 @@ macro_rules! settings {
                     ("micro_batch", self.micro_batch.is_some()),
                     ("budget", self.budget.is_some()),
                     ("threads", self.threads.is_some()),
+                    ("scratch", self.scratch.is_some()),
                 ];
                 settings.into_iter().filter(|(_, given)| *given).map(|(name, _)| name)
             }
@@ -89,6 +94,7 @@ macro_rules! settings {
                     micro_batch: self.micro_batch.or(other.micro_batch),
                     budget: self.budget.or(other.budget),
                     threads: self.threads.or(other.threads),
+                    scratch: self.scratch.or(other.scratch),
                 }
             }
         }
@@ -107,11 +113,14 @@ macro_rules! settings {
             pub epochs: Option<f64>,
             $($($(#[doc = $doc])+ pub $name: $ty,)+)+
             /// Sequences in memory at one time; divides the batch.
-            pub micro_batch: u64,
+            pub micro_batch: Count,
             /// Memory that the whole process may use.
             pub budget: Bytes,
             /// Threads that compute.
             pub threads: usize,
+            /// Folder for the file that offloading uses.
+            #[serde(skip_serializing_if = "Option::is_none")]
+            pub scratch: Option<PathBuf>,
         }
 
         /// Every setting that has one default, with its heading.
@@ -125,11 +134,16 @@ macro_rules! settings {
                     data: request.data.unwrap_or_default(),
                     epochs: request.epochs,
                     $($($name: request.$name.unwrap_or($default),)+)+
-                    micro_batch: 0,
+                    micro_batch: Count::Auto,
                     budget: request.budget.unwrap_or(machine.budget),
                     threads: request.threads.unwrap_or(machine.threads),
+                    scratch: request.scratch,
                 };
-                settings.micro_batch = request.micro_batch.unwrap_or(settings.batch);
+                settings.micro_batch = match request.micro_batch {
+                    // Gradients that never meet cannot be summed.
+                    Some(Count::Auto) if settings.update_in_backward => Count::Of(settings.batch),
+                    given => given.unwrap_or(Count::Of(settings.batch)),
+                };
                 settings
             }
         }
@@ -250,6 +264,9 @@ settings! {
         /// Batches of held-out text in an evaluation
         #[arg(value_name = "N")]
         eval_batches: u64 = 4;
+        /// Sequences in memory at one time in an evaluation; auto is the micro-batch. The same text is evaluated in any case
+        #[arg(value_name = "N|auto")]
+        eval_batch: Count = Count::Auto;
         /// Decides the weights, the text and its order
         #[arg(value_name = "N")]
         seed: u64 = 1;
@@ -262,10 +279,33 @@ settings! {
         #[arg(value_name = "N")]
         keep: u64 = 2;
     }
+    "Memory techniques" {
+        /// What the backward pass computes again instead of keeping it: auto, as the budget asks; none, all is kept; block, only
+        /// each block's input is kept; or the bytes or the percentage of the activations that are kept. Results stay the same
+        #[arg(value_name = "auto|none|block|BYTES|PERCENT")]
+        recompute: Recompute = Recompute::Auto;
+        /// What lives in a file and comes back ahead of its use: none; auto, as the budget asks; or some of activations, optimizer
+        /// and weights, with commas between them. Results stay the same
+        #[arg(value_name = "none|auto|LIST")]
+        offload: Offload = Offload::None;
+        /// Update each weight as soon as its gradient is complete, so that gradients need little memory; one micro-batch only, and
+        /// with --clip-norm forward and backward run twice. Results stay the same
+        #[arg(value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+        update_in_backward: bool = false;
+        /// Tokens whose logits exist at one time: fewer need less memory; auto follows from the model's shape
+        #[arg(value_name = "N|auto")]
+        loss_chunk: Count = Count::Auto;
+        /// Tokens that an MLP takes at one time: fewer need less memory
+        #[arg(value_name = "N|none")]
+        mlp_tile: MlpTile = MlpTile(None);
+    }
     "Memory and machine" {
-        /// Tokens whose logits exist at one time: fewer need less memory
-        #[arg(value_name = "N")]
-        loss_chunk: u64 = 512;
+        /// Most bytes of the file that offloading uses, such as 20GiB; none leaves it all that is free
+        #[arg(value_name = "BYTES|none")]
+        disk: ByteLimit = ByteLimit(None);
+        /// Most bytes of the host's memory that offloading from a card uses; on the CPU, --disk is the limit
+        #[arg(value_name = "BYTES|none")]
+        host_memory: ByteLimit = ByteLimit(None);
     }
 }
 
@@ -306,6 +346,11 @@ pub enum SettingsError {
     /// Generated text has no end.
     #[error("--epochs needs --data: generated text has no end; say --steps")]
     EndlessText,
+    /// A limit of a tier that this machine does not offload to.
+    #[error(
+        "--host-memory is of no use on the CPU: what is offloaded leaves the host's memory for a file; limit that by --disk"
+    )]
+    HostMemory,
     /// A size of a model that has its own.
     #[error("--{} is a size of fresh models: --model has its own", field.replace('_', "-"))]
     Architecture {
@@ -347,13 +392,22 @@ impl Request {
         })
     }
 
+    /// These settings, and those of a plan that is followed where these have none: what these leave to the planner, it has chosen.
+    pub fn or_planned(mut self, plan: Self) -> Self {
+        for choice in [&mut self.micro_batch, &mut self.loss_chunk] {
+            choice.take_if(|choice| *choice == Count::Auto);
+        }
+        self.or(plan)
+    }
+
     /// Fills in every default and checks every value. `budget` is used where the request names none.
     ///
     /// # Errors
     /// A value out of range, by its name.
     pub fn resolve(mut self, budget: u64) -> Result<Settings, SettingsError> {
         self.check_source()?;
-        for path in self.model.iter_mut().chain(self.data.iter_mut().flatten()) {
+        let paths = self.model.iter_mut().chain(self.data.iter_mut().flatten());
+        for path in paths.chain(&mut self.scratch) {
             // The settings are kept beside the run and may be read from another folder.
             if let Ok(absolute) = std::path::absolute(&*path) {
                 *path = absolute;
@@ -375,6 +429,9 @@ impl Request {
 }
 
 impl Settings {
+    /// Settings that are facts of the machine, so that a plan is the same whatever they are.
+    pub const MACHINE: [&'static str; 4] = ["budget", "disk", "host_memory", "scratch"];
+
     /// The settings as a TOML file that makes the same job.
     pub fn to_toml(&self) -> String {
         // Every field is a number that `check` has bounded, a bool or a string, which TOML can hold.
@@ -418,11 +475,63 @@ impl Settings {
 
     /// The rows of one micro-batch.
     pub fn micro_batch_shape(&self) -> BatchShape {
+        self.shape(self.micro_batch_rows())
+    }
+
+    /// The rows of one run of an evaluation.
+    pub fn evaluation_shape(&self) -> BatchShape {
+        self.shape(self.eval_batch_rows())
+    }
+
+    fn shape(&self, batch: u64) -> BatchShape {
         BatchShape {
-            batch: self.micro_batch,
+            batch,
             seq: self.seq,
-            loss_chunk: self.loss_chunk,
+            loss_chunk: match self.loss_chunk {
+                Count::Of(tokens) => tokens,
+                // All of them, until `chunk_loss` has seen the model's shape.
+                Count::Auto => batch.saturating_mul(self.seq),
+            },
         }
+    }
+
+    /// Sequences in memory at one time; the most that are possible as long as that is the planner's choice.
+    pub fn micro_batch_rows(&self) -> u64 {
+        match self.micro_batch {
+            Count::Of(rows) => rows,
+            Count::Auto => self.micro_batch_choices().next().unwrap_or(self.batch),
+        }
+    }
+
+    /// Sequences in memory at one time in an evaluation.
+    pub fn eval_batch_rows(&self) -> u64 {
+        match self.eval_batch {
+            Count::Of(rows) => rows,
+            Count::Auto => self.micro_batch_rows(),
+        }
+    }
+
+    /// The settings with the micro-batch chosen where that is left to the planner: one after the other what it may choose from, the
+    /// largest first.
+    pub fn choices(&self) -> impl Iterator<Item = Self> {
+        let (given, open) = match self.micro_batch {
+            Count::Of(rows) => (Some(rows), None),
+            Count::Auto => (None, Some(self.micro_batch_choices())),
+        };
+        given.into_iter().chain(open.into_iter().flatten()).map(|rows| Self {
+            micro_batch: Count::Of(rows),
+            ..self.clone()
+        })
+    }
+
+    /// Sequences of an evaluation, where that many are held out; they do not depend on how many are in memory at one time.
+    pub fn eval_rows(&self) -> u64 {
+        self.eval_batches.saturating_mul(self.batch)
+    }
+
+    /// The folder for the file that offloading uses. Folders for temporary files are often memory, so none is chosen unless named.
+    pub fn scratch_dir(&self, out: Option<&Path>) -> PathBuf {
+        self.scratch.as_deref().or(out).unwrap_or(Path::new(".")).to_owned()
     }
 
     /// Turns `epochs` into steps, where they were asked for. `per_epoch`: micro-batches that hold every row once, if the text ends.
@@ -441,7 +550,7 @@ impl Settings {
     /// Micro-batches of each step.
     pub fn micro_batches(&self) -> u32 {
         // `check` has bounded it.
-        (self.batch / self.micro_batch) as u32
+        (self.batch / self.micro_batch_rows()) as u32
     }
 
     /// The optimizer's constants.

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use serde::Serialize;
 use tightfit_exec::{Driver, Feed, Results, RunError, Session};
-use tightfit_pass::{EVALUATE, MICRO_STEP, TRAIN, UPDATE};
+use tightfit_pass::{EVALUATE, TRAIN};
 
 use crate::data::{BatchBuffers, Split, Text, TextError};
 use crate::settings::Settings;
@@ -66,6 +67,36 @@ pub struct Outcome {
     pub eval_loss: f64,
     /// Median over the last [`TIMED_STEPS`] steps, the first left out where there are more.
     pub seconds_per_step: f64,
+    /// What went to and from the lower tier in the training steps of this process; `None` where nothing is offloaded or no step ran.
+    pub transferred: Option<Transferred>,
+}
+
+/// Transfers of training steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Transferred {
+    /// From the file.
+    pub read_bytes_per_step: u64,
+    /// To the file.
+    pub written_bytes_per_step: u64,
+    /// In which the step waited for transfers.
+    pub waited_seconds_per_step: f64,
+    /// Whether transfers bypass the page cache. Where the file system does not allow that, the cache is dropped behind them.
+    pub is_direct: bool,
+}
+
+impl Transferred {
+    /// What was moved, and how long was waited for it, since the session began.
+    fn so_far(session: &Session) -> Option<Self> {
+        session.transfers().map(|transfers| {
+            let moved = transfers.moved();
+            Self {
+                read_bytes_per_step: moved.read,
+                written_bytes_per_step: moved.written,
+                waited_seconds_per_step: transfers.waited().as_secs_f64(),
+                is_direct: transfers.is_direct(),
+            }
+        })
+    }
 }
 
 /// Steps whose times are kept.
@@ -92,7 +123,7 @@ pub struct Run<'a> {
 pub fn train(
     session: &mut Session,
     run: &Run<'_>,
-    mut watch: impl FnMut(&Session, &StepReport) -> bool,
+    mut watch: impl FnMut(&mut Session, &StepReport) -> bool,
 ) -> Result<Outcome, TrainError> {
     let Run { settings, text, .. } = *run;
     let mut trainer = Trainer::new(settings, text);
@@ -105,11 +136,26 @@ pub fn train(
         loss_last: f64::NAN,
         eval_loss: f64::NAN,
         seconds_per_step: f64::NAN,
+        transferred: None,
     };
+    let mut sums = Transferred::default();
     for step in run.done + 1..=settings.steps {
         let started = Instant::now();
         trainer.start(step, schedule.lr(step - 1))?;
+        let before = Transferred::so_far(session);
         session.run(TRAIN, &mut trainer)?;
+        if let (Some(before), Some(after)) = (before, Transferred::so_far(session)) {
+            sums.read_bytes_per_step += after.read_bytes_per_step - before.read_bytes_per_step;
+            sums.written_bytes_per_step += after.written_bytes_per_step - before.written_bytes_per_step;
+            sums.waited_seconds_per_step += after.waited_seconds_per_step - before.waited_seconds_per_step;
+            let steps = step - run.done;
+            outcome.transferred = Some(Transferred {
+                read_bytes_per_step: sums.read_bytes_per_step / steps,
+                written_bytes_per_step: sums.written_bytes_per_step / steps,
+                waited_seconds_per_step: sums.waited_seconds_per_step / steps as f64,
+                is_direct: after.is_direct,
+            });
+        }
         let seconds = started.elapsed().as_secs_f64();
         times.push(seconds);
         let (loss, grad_norm) = (trainer.loss, trainer.grad_norm);
@@ -125,7 +171,7 @@ pub fn train(
         let last = step == settings.steps;
         let due = |every: u64| every > 0 && step.is_multiple_of(every);
         let eval_loss = if last || due(settings.eval_every) || due(settings.save_every) {
-            evaluate_until(session, settings, text, run.stop)?
+            evaluate_until(session, text, run.stop)?
         } else {
             None
         };
@@ -162,25 +208,19 @@ fn check_finite(what: &'static str, value: f64, step: u64) -> Result<(), TrainEr
     Err(TrainError::NotFinite { what, value, step })
 }
 
-/// The mean loss on held-out text: the same batches each time; NaN where nothing is held out.
+/// The mean loss on held-out text: the same rows each time; NaN where nothing is held out.
 ///
 /// # Errors
 /// The plan has no evaluation.
-pub fn evaluate(session: &mut Session, settings: &Settings, text: &Text) -> Result<f64, TrainError> {
-    let loss = evaluate_until(session, settings, text, &AtomicBool::new(false))?;
+pub fn evaluate(session: &mut Session, text: &Text) -> Result<f64, TrainError> {
+    let loss = evaluate_until(session, text, &AtomicBool::new(false))?;
     Ok(loss.unwrap_or(f64::NAN))
 }
 
 /// As [`evaluate`]; `None` if nothing is held out, or if it was asked to stop before the last batch.
-fn evaluate_until(
-    session: &mut Session,
-    settings: &Settings,
-    text: &Text,
-    stop: &AtomicBool,
-) -> Result<Option<f64>, TrainError> {
-    let asked = settings.eval_batches * u64::from(settings.micro_batches());
+fn evaluate_until(session: &mut Session, text: &Text, stop: &AtomicBool) -> Result<Option<f64>, TrainError> {
     let (mut total, mut tokens) = (0.0, 0);
-    for index in 0..asked.min(text.held_out()) {
+    for index in 0..text.held_out() {
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
@@ -201,7 +241,6 @@ fn evaluate_until(
 pub struct Trainer<'a> {
     text: &'a Text,
     micro_batches: u32,
-    clips: bool,
     first_batch: u64,
     /// Tokens of the step that have a target: what its summed loss is divided by.
     tokens: usize,
@@ -217,7 +256,6 @@ impl<'a> Trainer<'a> {
         Self {
             text,
             micro_batches: settings.micro_batches(),
-            clips: settings.clip_norm.0.is_some(),
             first_batch: 0,
             tokens: 0,
             step: 1,
@@ -248,28 +286,38 @@ impl<'a> Trainer<'a> {
     pub fn loss(&self) -> f64 {
         self.loss
     }
+
+    /// The gradients' global norm in the step that ran, where they are clipped.
+    pub fn grad_norm(&self) -> Option<f32> {
+        self.grad_norm
+    }
 }
 
+/// By the names that a program has, since techniques move them between programs.
 impl Driver for Trainer<'_> {
-    fn feed(&mut self, program: &str, repeat: u32, feed: &mut Feed<'_>) -> Result<(), RunError> {
-        match program {
-            MICRO_STEP => {
-                fill(self.text, Split::Train, self.first_batch + u64::from(repeat), feed)?;
-                feed.scalar("token_count", self.tokens as f32)
-            }
-            UPDATE => {
-                feed.scalar("lr", self.lr as f32)?;
-                feed.scalar("step", self.step as f32)
-            }
-            _ => Ok(()),
+    fn feed(&mut self, _program: &str, repeat: u32, feed: &mut Feed<'_>) -> Result<(), RunError> {
+        if feed.has("tokens") {
+            fill(self.text, Split::Train, self.first_batch + u64::from(repeat), feed)?;
         }
+        let scalars = [
+            ("token_count", self.tokens as f32),
+            ("lr", self.lr as f32),
+            ("step", self.step as f32),
+        ];
+        for (name, value) in scalars {
+            if feed.has(name) {
+                feed.scalar(name, value)?;
+            }
+        }
+        Ok(())
     }
 
-    fn read(&mut self, program: &str, _repeat: u32, results: &Results<'_>) -> Result<(), RunError> {
-        match program {
-            MICRO_STEP => self.loss += f64::from(results.scalar("loss")?),
-            UPDATE if self.clips => self.grad_norm = Some(results.scalar("grad_norm")?),
-            _ => {}
+    fn read(&mut self, _program: &str, _repeat: u32, results: &Results<'_>) -> Result<(), RunError> {
+        if results.has("loss") {
+            self.loss += f64::from(results.scalar("loss")?);
+        }
+        if results.has("grad_norm") {
+            self.grad_norm = Some(results.scalar("grad_norm")?);
         }
         Ok(())
     }

@@ -78,7 +78,7 @@ fn the_counter_counts() {
 fn session(settings: &Settings) -> Session {
     let plan = Job::plan(settings.clone(), None).unwrap().plan;
     let mut session = Session::new(plan, settings.threads).unwrap();
-    session.initialise(settings.seed);
+    session.initialise(settings.seed).unwrap();
     session
 }
 
@@ -91,7 +91,7 @@ fn no_step_allocates(settings: &Settings) {
         trainer.start(step, 1e-3).unwrap();
         session.run(TRAIN, &mut trainer).unwrap();
         let trained = CALLS.load(SeqCst);
-        let loss = evaluate(&mut session, settings, &text).unwrap();
+        let loss = evaluate(&mut session, &text).unwrap();
         let evaluated = CALLS.load(SeqCst);
         let (threads, micro_batches, clip_norm) = (settings.threads, settings.micro_batches(), settings.clip_norm);
         let case = format!("step {step}, {threads} threads, {micro_batches} micro-batches, {clip_norm:?}");

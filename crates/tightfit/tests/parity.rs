@@ -139,7 +139,7 @@ fn check_training(fixture: &Fixture, machine: Machine, micro_batches: u32) {
     let forward = fixture.llama().loss(shape).unwrap();
     let mut session = machine.session(training_step(forward, &config, micro_batches, None).unwrap());
     fill_weights(&mut session);
-    let initial = run::persistent(&session);
+    let initial = run::persistent(&mut session);
 
     let (losses, norms) = (fixture.numbers(&at("losses")), fixture.numbers(&at("grad_norms")));
     for (index, (expected_loss, expected_norm)) in losses.into_iter().zip(norms).enumerate() {
@@ -164,7 +164,7 @@ fn check_training(fixture: &Fixture, machine: Machine, micro_batches: u32) {
             assert!(close, "{machine:?}, step {index}: {what} is {x}, expected {expected}");
         }
     }
-    let trained = run::persistent(&session);
+    let trained = run::persistent(&mut session);
     let change = |to: &[f32], from: &[f32]| -> Vec<f32> { to.iter().zip(from).map(|(to, from)| to - from).collect() };
     for (name, expected) in fixture.tensors(&at("final_parameters")) {
         let from = &initial[&name];

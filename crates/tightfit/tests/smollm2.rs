@@ -48,9 +48,9 @@ fn model() -> Option<Pretrained> {
 
 /// A session of a step with the model's weights.
 fn session(model: &Pretrained, mut step: Step) -> Session {
-    step.routines.push(load::routine(&model.fills()));
+    step.routines.push(load::routine(&model.fills(), std::iter::empty()));
     let mut session = Session::new(plan_for_cpu(step, THREADS).unwrap(), THREADS).unwrap();
-    session.initialise_roles(0, &[tightfit::Role::KvCache]);
+    session.initialise_roles(0, &[tightfit::Role::KvCache]).unwrap();
     model.load(&mut session).unwrap();
     session
 }

@@ -161,6 +161,16 @@ impl Blocking {
         blocks(self.k, self.deep).chain(empty)
     }
 
+    /// How many column blocks there are.
+    pub(super) fn count_column_blocks(&self) -> usize {
+        self.n.div_ceil(self.nc.max(1))
+    }
+
+    /// How many blocks of the sum there are.
+    pub(super) fn count_deep_blocks(&self) -> usize {
+        self.k.div_ceil(self.deep.max(1)).max(1)
+    }
+
     /// The turns of the micro-kernel in a packed block.
     pub(super) fn depth_blocks(&self, deep: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
         let (blocking, deep) = (*self, deep.clone());

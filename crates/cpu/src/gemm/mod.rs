@@ -99,6 +99,23 @@ pub fn workspace_bytes(isa: Isa, m: usize, n: usize, k: usize, threads: usize) -
     4 * (threads * blocking.packed_a() + blocking.packed_b()) as u64
 }
 
+/// What a product of this shape moves in memory, in bytes, each weighed by what it costs: predicted times add it to the flops'.
+/// `copied_a`: the columns of A are contiguous, not its rows, so that its blocks are copied too.
+///
+/// B is packed once; a copied A once for each column block; C is written by each deep block and read by all but the first. With
+/// the weights 4, 2 and 1 two rates fit the products of `docs/benchmarks.md` to 2 % (median; 8 % at worst).
+pub(crate) fn traffic_bytes(isa: Isa, (m, n, k): (usize, usize, usize), copied_a: bool) -> f64 {
+    let blocking = Blocking::new(isa, m, n, k);
+    let (m, n, k) = (m as f64, n as f64, k as f64);
+    let a = if copied_a {
+        m * k * blocking.count_column_blocks() as f64
+    } else {
+        0.0
+    };
+    let c = m * n * (2 * blocking.count_deep_blocks()).saturating_sub(1) as f64;
+    4.0 * (4.0 * n * k + 2.0 * a + c)
+}
+
 impl Gemm {
     /// Computes the product on every thread of `pool`.
     ///

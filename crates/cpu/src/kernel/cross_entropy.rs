@@ -107,66 +107,128 @@ unsafe fn rows_body<S: Simd>(s: S, args: &CrossEntropyRows, first: usize, end: u
                 }
                 continue;
             }
-            let (max, sum) = max_and_sum(s, x, args.vocab);
-            *args.losses.add(row) = row_loss(x, args.vocab, target, f64::from(max) + sum.ln());
+            let class = class(target, args.vocab);
+            let exponentials = Exponentials::of(s, x, args.vocab, class);
+            *args.losses.add(row) = exponentials.loss();
             if args.gradient {
-                let scale = (f64::from(inv_tokens) / sum) as f32;
-                write_gradient(s, x, x, args.vocab, max, scale, target, inv_tokens);
+                let scale = f64::from(inv_tokens) / exponentials.sum;
+                // `softmax − 1` at the target, without the difference of two numbers that may nearly be 1.
+                let at_target = class.map(|class| (class, (-exponentials.others * scale) as f32));
+                write_gradient(s, x, x, args.vocab, exponentials.max, scale as f32, at_target);
             }
         }
     }
 }
 
-/// `lse − x[target]`.
-///
-/// # Safety
-/// `x` is readable for `vocab` floats.
-unsafe fn row_loss(x: *const f32, vocab: usize, target: i32, lse: f64) -> f32 {
-    debug_assert!((0..vocab as i32).contains(&target), "target {target} is out of range");
-    if (0..vocab as i32).contains(&target) {
-        // SAFETY: just checked.
-        (lse - f64::from(unsafe { *x.add(target as usize) })) as f32
-    } else {
-        f32::NAN
+/// The target as an index, if it is one.
+fn class(target: i32, vocab: usize) -> Option<usize> {
+    usize::try_from(target).ok().filter(|&class| class < vocab)
+}
+
+/// The exponentials of a row's logits, the target's kept apart from the sum of the others: where that one is nearly certain, the
+/// loss is what all others add up to, however little that is beside its 1.
+#[derive(Clone, Copy)]
+struct Exponentials {
+    /// The largest logit.
+    max: f32,
+    /// The target's logit, if the row has a target.
+    target: Option<f32>,
+    /// `Σ exp(x − max)` over all but the target.
+    others: f64,
+    /// `Σ exp(x − max)`.
+    sum: f64,
+    /// Its logarithm.
+    ln_sum: f64,
+}
+
+impl Exponentials {
+    /// One pass over memory: blocks short enough for the level-1 cache are read twice.
+    ///
+    /// # Safety
+    /// `x` is readable for `n` floats; `class`, its target, is below `n`.
+    #[inline(always)]
+    unsafe fn of<S: Simd>(s: S, x: *const f32, n: usize, class: Option<usize>) -> Self {
+        const BLOCK: usize = 1024;
+        let mut max = f32::MIN;
+        let mut others = 0.0f64;
+        for start in (0..n).step_by(BLOCK) {
+            let len = BLOCK.min(n - start);
+            // In another block it is no index of this one's.
+            let skip = class.map_or(usize::MAX, |class| class.wrapping_sub(start));
+            // SAFETY: the block lies within the `n` floats.
+            unsafe {
+                let x = x.add(start);
+                let block_max = largest(s, x, len);
+                if block_max > max {
+                    others *= f64::from(max - block_max).exp();
+                    max = block_max;
+                }
+                others += sum_of_exponentials(s, x, len, max, skip);
+            }
+        }
+        // SAFETY: the target is below `n`.
+        let target = class.map(|class| unsafe { *x.add(class) });
+        let own = target.map_or(0.0, |target| (f64::from(target) - f64::from(max)).exp());
+        let sum = others + own;
+        Self {
+            max,
+            target,
+            others,
+            sum,
+            ln_sum: if own == 1.0 { others.ln_1p() } else { sum.ln() },
+        }
+    }
+
+    /// `ln Σ exp(x)`.
+    fn lse(self) -> f64 {
+        f64::from(self.max) + self.ln_sum
+    }
+
+    /// `lse − x[target]`; NaN where there is no target.
+    fn loss(self) -> f32 {
+        let below = |target: f32| f64::from(self.max) - f64::from(target);
+        self.target
+            .map_or(f32::NAN, |target| (below(target) + self.ln_sum) as f32)
     }
 }
 
-/// The largest element and `Σ exp(x − max)`, in one pass over memory: blocks short enough for the
-/// level-1 cache are read twice.
+/// `Σ exp(x − max)` over one block, but for element `skip`.
 ///
 /// # Safety
-/// `x` is readable for `n` floats.
+/// `x` is readable for `len` floats.
 #[inline(always)]
-unsafe fn max_and_sum<S: Simd>(s: S, x: *const f32, n: usize) -> (f32, f64) {
-    const BLOCK: usize = 1024;
-    let mut max = f32::MIN;
-    let mut sum = 0.0f64;
-    for start in (0..n).step_by(BLOCK) {
-        let len = BLOCK.min(n - start);
-        // SAFETY: the block lies within the `n` floats.
-        unsafe {
-            let x = x.add(start);
-            let block_max = largest(s, x, len);
-            if block_max > max {
-                sum *= f64::from(max - block_max).exp();
-                max = block_max;
-            }
-            let (mut s0, mut s1) = (s.splat(0.0), s.splat(0.0));
-            let centre = s.splat(max);
-            let mut i = 0;
-            while i + 2 * S::LANES <= len {
+unsafe fn sum_of_exponentials<S: Simd>(s: S, x: *const f32, len: usize, max: f32, skip: usize) -> f64 {
+    let pair = 2 * S::LANES;
+    let whole = len - len % pair;
+    // The two vectors around what is skipped, if it is not in the rest.
+    let hole = if skip < whole { skip - skip % pair } else { whole };
+    let (mut s0, mut s1) = (s.splat(0.0), s.splat(0.0));
+    let centre = s.splat(max);
+    // SAFETY: every access is below `len`; two vectors have at most 32 floats.
+    unsafe {
+        for (from, to) in [(0, hole), (hole + pair, whole)] {
+            let mut i = from;
+            while i < to {
                 s0 = s.add(s0, exp(s, s.sub(s.load(x.add(i)), centre)));
                 s1 = s.add(s1, exp(s, s.sub(s.load(x.add(i + S::LANES)), centre)));
-                i += 2 * S::LANES;
-            }
-            sum += f64::from(s.reduce_add(s.add(s0, s1)));
-            while i < len {
-                sum += f64::from(*x.add(i) - max).exp();
-                i += 1;
+                i += pair;
             }
         }
+        if hole < whole {
+            // What is skipped becomes exp(−∞) = 0.
+            let mut patch = [0.0f32; 32];
+            patch.as_mut_ptr().copy_from_nonoverlapping(x.add(hole), pair);
+            patch[skip - hole] = f32::NEG_INFINITY;
+            let p = patch.as_ptr();
+            s0 = s.add(s0, exp(s, s.sub(s.load(p), centre)));
+            s1 = s.add(s1, exp(s, s.sub(s.load(p.add(S::LANES)), centre)));
+        }
+        let mut sum = f64::from(s.reduce_add(s.add(s0, s1)));
+        for i in (whole..len).filter(|&i| i != skip) {
+            sum += f64::from(*x.add(i) - max).exp();
+        }
+        sum
     }
-    (max, sum)
 }
 
 /// The largest of `n` floats, ignoring NaN.
@@ -194,10 +256,10 @@ unsafe fn largest<S: Simd>(s: S, x: *const f32, n: usize) -> f32 {
     }
 }
 
-/// `dx = exp(x − centre) · scale − onehot(target) · hit`.
+/// `dx = exp(x − centre) · scale`, but what is given for the target there; all zero where there is no target.
 ///
 /// # Safety
-/// `x` is readable and `dx` writable for `n` floats; they may be equal.
+/// `x` is readable and `dx` writable for `n` floats; they may be equal. The target is below `n`.
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
 unsafe fn write_gradient<S: Simd>(
@@ -207,8 +269,7 @@ unsafe fn write_gradient<S: Simd>(
     n: usize,
     centre: f32,
     scale: f32,
-    target: i32,
-    hit: f32,
+    at_target: Option<(usize, f32)>,
 ) {
     let (centre, scale) = (s.splat(centre), s.splat(scale));
     // SAFETY: every access is below `n`.
@@ -217,10 +278,9 @@ unsafe fn write_gradient<S: Simd>(
             let p = exp(s, s.sub(load(s, x.add(i), len), centre));
             store(s, dx.add(i), s.mul(p, scale), len);
         });
-        if (0..n as i32).contains(&target) {
-            *dx.add(target as usize) -= hit;
-        } else {
-            dx.write_bytes(0, n);
+        match at_target {
+            Some((class, gradient)) => *dx.add(class) = gradient,
+            None => dx.write_bytes(0, n),
         }
     }
 }
@@ -267,14 +327,13 @@ unsafe fn forward_body<S: Simd>(s: S, args: &SoftmaxCrossEntropy, first: usize, 
         let losses = args.workspace.cast::<f32>();
         for row in first..end {
             let x = args.logits.add(row * args.vocab);
-            let (max, sum) = max_and_sum(s, x, args.vocab);
-            let lse = f64::from(max) + sum.ln();
-            *args.lse.add(row) = lse as f32;
             let target = *args.targets.add(row);
+            let exponentials = Exponentials::of(s, x, args.vocab, class(target, args.vocab));
+            *args.lse.add(row) = exponentials.lse() as f32;
             *losses.add(row) = if target == args.ignore_index {
                 0.0
             } else {
-                row_loss(x, args.vocab, target, lse)
+                exponentials.loss()
             };
         }
     }
@@ -310,7 +369,11 @@ unsafe fn backward_body<S: Simd>(s: S, args: &SoftmaxCrossEntropyBackward, first
                 dx.write_bytes(0, args.vocab);
             } else {
                 let lse = *args.lse.add(row);
-                write_gradient(s, x, dx, args.vocab, lse, scale, target, scale);
+                let at_target = class(target, args.vocab).map(|class| {
+                    let probability_less_1 = (f64::from(*x.add(class)) - f64::from(lse)).exp_m1();
+                    (class, (f64::from(scale) * probability_less_1) as f32)
+                });
+                write_gradient(s, x, dx, args.vocab, lse, scale, at_target);
             }
         }
     }

@@ -27,13 +27,14 @@ mod bias;
 mod cross_entropy;
 mod embedding;
 mod gelu;
-mod global_norm;
 mod kv_cache;
 mod layer_norm;
 mod linear_cross_entropy;
 mod math;
+mod norm;
 mod rms_norm;
 mod rope;
+mod rows;
 mod swiglu;
 
 pub use adamw::{AdamW, adamw};
@@ -49,13 +50,14 @@ pub use cross_entropy::{
 };
 pub use embedding::{Embedding, EmbeddingBackward, embedding, embedding_backward};
 pub use gelu::{Gelu, GeluBackward, GeluKind, gelu, gelu_backward};
-pub use global_norm::{GlobalNorm, global_norm, global_norm_workspace};
 pub use kv_cache::{CachedAttention, KvAppend, cached_attention, kv_append};
 pub use layer_norm::{LayerNorm, LayerNormBackward, layer_norm, layer_norm_backward, layer_norm_backward_workspace};
 pub use linear_cross_entropy::{LinearCrossEntropy, linear_cross_entropy, linear_cross_entropy_workspace};
 pub use math::{erf, exp, sigmoid};
+pub use norm::{GlobalNorm, Norm, global_norm, norm, norm_workspace};
 pub use rms_norm::{RmsNorm, RmsNormBackward, rms_norm, rms_norm_backward, rms_norm_backward_workspace};
 pub use rope::{Rope, RopeTable, rope, rope_table};
+pub use rows::{PadRows, SliceRows, pad_rows, slice_rows};
 pub use swiglu::{Swiglu, SwigluBackward, swiglu, swiglu_backward};
 
 use crate::pool::Pool;

@@ -123,6 +123,83 @@ fn rows_agree() {
     }
 }
 
+/// Of a target that is nearly certain the loss is what the other exponentials add up to, however tiny beside the target's 1.
+#[test]
+fn tiny_losses_keep_their_digits() {
+    let (rows, vocab) = (10, 2500);
+    for gap in [3.0, 10.0, 17.0, 25.0, 60.0] {
+        let mut random = Random::new(gap as u64);
+        let mut logits = random.vec(rows * vocab, 2.0);
+        // The first and the last class, both sides of where blocks of 1024 meet, and some between.
+        let targets: Vec<i32> = vec![0, 2499, 1023, 1024, 1025, 2047, 2048, 7, 8, 2495];
+        for (t, &target) in targets.iter().enumerate() {
+            logits[t * vocab + target as usize] = 2.0 + gap;
+        }
+        let loss_of = |x: &[f32], target: i32| {
+            let own = f64::from(x[target as usize]);
+            let others = x.iter().enumerate().filter(|(i, _)| *i as i32 != target);
+            others.map(|(_, &x)| (f64::from(x) - own).exp()).sum::<f64>().ln_1p()
+        };
+        let rows_of = logits.chunks(vocab).zip(&targets);
+        let want: Vec<f64> = rows_of.map(|(x, &target)| loss_of(x, target)).collect();
+        let mean = want.iter().sum::<f64>() / rows as f64;
+        let token_count = rows as f32;
+        every_context(
+            |cx| {
+                let (mut chunk, mut plain) = (Buffer::from(&logits), Buffer::from(&logits));
+                let (mut losses, mut loss, mut lse) = (Buffer::new(rows), Buffer::new(1), Buffer::new(rows));
+                let mut workspace = Buffer::bytes(softmax_cross_entropy_workspace(rows));
+                let fused = CrossEntropyRows {
+                    rows,
+                    vocab,
+                    logits: chunk.ptr(),
+                    targets: targets.as_ptr(),
+                    ignore_index: IGNORE,
+                    token_count: &token_count,
+                    losses: losses.ptr(),
+                    gradient: true,
+                };
+                let whole = SoftmaxCrossEntropy {
+                    rows,
+                    vocab,
+                    logits: plain.ptr(),
+                    targets: targets.as_ptr(),
+                    ignore_index: IGNORE,
+                    token_count: &token_count,
+                    loss: loss.ptr(),
+                    lse: lse.ptr(),
+                    workspace: workspace.ptr().cast(),
+                };
+                // SAFETY: buffers of the shapes given.
+                unsafe {
+                    cross_entropy_rows(cx, &fused);
+                    softmax_cross_entropy(cx, &whole);
+                }
+                let at_target = |t: usize| chunk.get()[t * vocab + targets[t] as usize];
+                let gradients = (0..rows).map(at_target).collect();
+                vec![losses.get().to_vec(), loss.get().to_vec(), gradients]
+            },
+            |got| {
+                let near = |got: f32, want: f64| (f64::from(got) - want).abs() <= 2e-6 * want.abs();
+                for (t, want) in want.iter().enumerate() {
+                    let gradient = (-want).exp_m1() / rows as f64;
+                    assert!(
+                        near(got[0][t], *want),
+                        "row {t}, gap {gap}: {} is not {want}",
+                        got[0][t]
+                    );
+                    assert!(
+                        near(got[2][t], gradient),
+                        "row {t}, gap {gap}: {} is not {gradient}",
+                        got[2][t]
+                    );
+                }
+                assert!(near(got[1][0], mean), "gap {gap}: {} is not {mean}", got[1][0]);
+            },
+        );
+    }
+}
+
 #[test]
 fn softmax_cross_entropy_agrees() {
     for case in cases() {

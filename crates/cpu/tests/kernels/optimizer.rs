@@ -2,38 +2,46 @@ use crate::util::*;
 use tightfit_cpu::kernel::*;
 
 #[test]
-fn global_norm_agrees() {
-    for lengths in [vec![1], vec![3, 0, 70_000, 5], vec![65_536, 200_001, 17]] {
-        let mut random = Random::new(lengths.len() as u64);
-        let buffers: Vec<Vec<f32>> = lengths.iter().map(|&n| random.vec(n, 0.1)).collect();
-        let want = buffers
-            .iter()
-            .flatten()
-            .map(|&g| f64::from(g).powi(2))
-            .sum::<f64>()
-            .sqrt();
+fn norm_agrees() {
+    for len in [0, 1, 5, 65_536, 70_000, 200_001] {
+        let x = Random::new(len as u64).vec(len, 0.1);
+        let want = x.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
         every_context(
             |cx| {
-                let list: Vec<_> = buffers.iter().map(|b| (b.as_ptr(), b.len())).collect();
-                let mut norm = Buffer::new(1);
-                let bytes = global_norm_workspace(lengths.iter().copied());
-                let mut workspace = Buffer::bytes(bytes);
+                let mut result = Buffer::new(1);
+                let mut workspace = Buffer::bytes(norm_workspace(len));
                 // f64 partials want eight bytes of alignment; vectors of floats of this size have
                 // it.
                 assert_eq!(workspace.ptr() as usize % 8, 0);
-                let args = GlobalNorm {
-                    buffers: list.len(),
-                    buffer: &|i| list[i],
-                    norm: norm.ptr(),
+                let args = Norm {
+                    len,
+                    x: x.as_ptr(),
+                    norm: result.ptr(),
                     workspace: workspace.ptr().cast(),
                 };
-                // SAFETY: buffers of the lengths given.
-                unsafe { global_norm(cx, &args) };
+                // SAFETY: buffers of the length given.
+                unsafe { norm(cx, &args) };
                 workspace.assert_last_word_written();
-                vec![norm.get().to_vec()]
+                vec![result.get().to_vec()]
             },
             |got| close("norm", &got[0], &[want], 1e-6),
         );
+    }
+}
+
+#[test]
+fn a_global_norm_is_summed_beyond_the_range_of_f32() {
+    for norms in [vec![0.5_f32], vec![3e-30, 0.0, 4e-30], vec![3e25, 1.0, 4e25]] {
+        let want = norms.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+        let mut result = 0.0;
+        let args = GlobalNorm {
+            count: norms.len(),
+            norms: &|index| &norms[index],
+            norm: &mut result,
+        };
+        // SAFETY: as many norms as said.
+        unsafe { global_norm(&args) };
+        assert_eq!(result, want as f32);
     }
 }
 

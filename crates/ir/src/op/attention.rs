@@ -45,14 +45,20 @@ impl Attention {
         Ok([q.clone(), Type::f32([rows, self.heads])])
     }
 
-    /// Multiply-adds of one product over all visible pairs of rows.
+    /// Pairs of a query and a key that it sees, in all heads together, where every document is as long as it can be: the `t`-th row
+    /// of a document sees `min(t, window)` rows.
     fn pairs(&self, rows: u64) -> u64 {
-        let seen = self.window.map_or(self.context, |w| w.min(self.context)).min(rows);
-        // Of a full triangle a row sees half of the context on average; a window is mostly full.
-        let average = if seen < self.context { seen } else { seen.div_ceil(2) };
-        rows.saturating_mul(average)
-            .saturating_mul(self.heads)
-            .saturating_mul(self.head_dim)
+        let document = self.context.min(rows).max(1);
+        let window = self.window.map_or(document, |window| window.min(document));
+        let (rows, document, window) = (u128::from(rows), u128::from(document), u128::from(window));
+        let seen = window * (window + 1) / 2 + (document - window) * window;
+        let pairs = (rows.saturating_mul(seen) / document).saturating_mul(self.heads.into());
+        u64::try_from(pairs).unwrap_or(u64::MAX)
+    }
+
+    /// Multiply-adds of one product over all of them.
+    fn products(&self, rows: u64) -> u64 {
+        self.pairs(rows).saturating_mul(self.head_dim)
     }
 
     /// The rows that row `t` attends to.
@@ -78,7 +84,7 @@ impl Rule for Attention {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(4 * self.pairs(inputs[0].dim(0)), inputs, outputs)
+        Cost::touching(self.products(inputs[0].dim(0)).saturating_mul(4), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {
@@ -165,7 +171,7 @@ impl Rule for AttentionBackward {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(10 * self.0.pairs(inputs[0].dim(0)), inputs, outputs)
+        Cost::touching(self.0.products(inputs[0].dim(0)).saturating_mul(10), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {

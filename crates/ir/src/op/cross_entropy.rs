@@ -26,7 +26,7 @@ impl Rule for SoftmaxCrossEntropy {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(10 * inputs[0].shape.elements(), inputs, outputs)
+        Cost::touching(inputs[0].shape.elements().saturating_mul(10), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {
@@ -57,7 +57,7 @@ impl Rule for SoftmaxCrossEntropy {
         for t in 0..logits.rows() {
             lse.data[t] = log_sum_exp(logits.row(t));
             if targets.data[t] != f64::from(self.ignore_index) {
-                loss += lse.data[t] - logits.row(t)[targets.data[t] as usize];
+                loss += row_loss(logits.row(t), targets.data[t] as usize);
             }
         }
         vec![Tensor::scalar(loss / token_count.data[0]), lse]
@@ -82,7 +82,7 @@ impl Rule for SoftmaxCrossEntropyBackward {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(10 * inputs[0].shape.elements(), inputs, outputs)
+        Cost::touching(inputs[0].shape.elements().saturating_mul(10), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {
@@ -104,12 +104,24 @@ impl Rule for SoftmaxCrossEntropyBackward {
         let mut dlogits = Tensor::zeros(logits.shape.clone());
         for t in (0..logits.rows()).filter(|&t| targets.data[t] != f64::from(self.ignore_index)) {
             for (v, (d, x)) in dlogits.row_mut(t).iter_mut().zip(logits.row(t)).enumerate() {
-                let hot = f64::from(u8::from(v == targets.data[t] as usize));
-                *d = ((x - lse.data[t]).exp() - hot) / token_count.data[0];
+                let log_probability = x - lse.data[t];
+                let probability_less_hot = match v == targets.data[t] as usize {
+                    true => log_probability.exp_m1(),
+                    false => log_probability.exp(),
+                };
+                *d = probability_less_hot / token_count.data[0];
             }
         }
         vec![dlogits]
     }
+}
+
+/// `ln Σ exp(x) − x[target]`, exact also where that is tiny beside `x[target]`: of a target that is nearly certain.
+fn row_loss(row: &[f64], target: usize) -> f64 {
+    let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let others = row.iter().enumerate().filter(|(v, _)| *v != target);
+    let sum: f64 = others.map(|(_, x)| (x - max).exp()).sum();
+    max - row[target] + (sum + (row[target] - max).exp_m1()).ln_1p()
 }
 
 /// `ln Σ exp(x)`.

@@ -23,7 +23,7 @@ impl Rule for Embedding {
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
         Cost {
             flops: 0,
-            bytes: inputs[0].bytes() + 2 * outputs[0].bytes(),
+            bytes: inputs[0].bytes().saturating_add(outputs[0].bytes().saturating_mul(2)),
         }
     }
 
@@ -84,11 +84,14 @@ impl Rule for EmbeddingBackward {
         let touched = if self.accumulate.is_none() {
             outputs[0].bytes()
         } else {
-            2 * inputs[1].bytes()
+            inputs[1].bytes().saturating_mul(2)
         };
         Cost {
             flops: inputs[1].shape.elements(),
-            bytes: inputs[0].bytes() + inputs[1].bytes() + touched,
+            bytes: inputs[0]
+                .bytes()
+                .saturating_add(inputs[1].bytes())
+                .saturating_add(touched),
         }
     }
 

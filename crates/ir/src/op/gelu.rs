@@ -34,7 +34,7 @@ impl Rule for Gelu {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(20 * inputs[0].shape.elements(), inputs, outputs)
+        Cost::touching(inputs[0].shape.elements().saturating_mul(20), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {
@@ -82,7 +82,7 @@ impl Rule for GeluBackward {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(30 * inputs[0].shape.elements(), inputs, outputs)
+        Cost::touching(inputs[0].shape.elements().saturating_mul(30), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {

@@ -25,7 +25,7 @@ impl Rule for LayerNorm {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(8 * inputs[0].shape.elements(), inputs, outputs)
+        Cost::touching(inputs[0].shape.elements().saturating_mul(8), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {
@@ -115,7 +115,7 @@ impl Rule for LayerNormBackward {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(14 * inputs[0].shape.elements(), inputs, outputs)
+        Cost::touching(inputs[0].shape.elements().saturating_mul(14), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {

@@ -77,10 +77,10 @@ impl Rule for LinearCrossEntropy {
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
         let logits = inputs[0].dim(0).saturating_mul(inputs[1].dim(0));
         let products = 1 + u64::from(self.input_gradient) + u64::from(self.weight_gradient);
-        let flops = logits.saturating_mul(2 * products * inputs[0].dim(1) + 10);
+        let flops = logits.saturating_mul(inputs[0].dim(1).saturating_mul(2 * products).saturating_add(10));
         let mut cost = Cost::touching(flops, inputs, outputs);
         // Each chunk's logits are written, read twice by the softmax, and read by every product.
-        cost.bytes = cost.bytes.saturating_add(4 * (2 + products) * logits);
+        cost.bytes = cost.bytes.saturating_add(logits.saturating_mul(4 * (2 + products)));
         cost
     }
 

@@ -19,7 +19,9 @@ mod reshape;
 mod rms_norm;
 mod rope;
 mod rope_scaling;
+mod rows;
 mod swiglu;
+mod transfer;
 mod zero;
 
 use serde::{Deserialize, Serialize};
@@ -37,12 +39,14 @@ pub use kv_cache::{CachedAttention, KvAppend};
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use linear::{BiasBackward, Linear, LinearBackwardInput, LinearBackwardWeight};
 pub use linear_cross_entropy::LinearCrossEntropy;
-pub use optimizer::{AdamW, GlobalNorm};
+pub use optimizer::{AdamW, GlobalNorm, Norm};
 pub use reshape::Reshape;
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeTable};
 pub use rope_scaling::RopeScaling;
+pub use rows::{PadRows, SliceRows};
 pub use swiglu::{SwiGlu, SwiGluBackward};
+pub use transfer::{Fetch, Settle, Store};
 pub use zero::Zero;
 
 /// What is wrong with an operation's use.
@@ -248,6 +252,7 @@ ops! {
     SoftmaxCrossEntropyBackward = "softmax_cross_entropy_backward",
     Embedding = "embedding",
     EmbeddingBackward = "embedding_backward",
+    Fetch = "fetch",
     Gelu = "gelu",
     GeluBackward = "gelu_backward",
     KvAppend = "kv_append",
@@ -260,11 +265,16 @@ ops! {
     LinearCrossEntropy = "linear_cross_entropy",
     AdamW = "adamw",
     GlobalNorm = "global_norm",
+    Norm = "norm",
+    PadRows = "pad_rows",
     Reshape = "reshape",
     RmsNorm = "rms_norm",
     RmsNormBackward = "rms_norm_backward",
     Rope = "rope",
     RopeTable = "rope_table",
+    Settle = "settle",
+    Store = "store",
+    SliceRows = "slice_rows",
     SwiGlu = "swiglu",
     SwiGluBackward = "swiglu_backward",
     Zero = "zero",

@@ -1,4 +1,4 @@
-//! What the update needs: the gradients' global norm, and AdamW.
+//! What the update needs: each gradient's norm, the global norm of these, and AdamW.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,24 +7,21 @@ use super::{Alias, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
 use crate::types::{DType, Type};
 
-/// `gradients… → norm: f32[1]`: the Euclidean norm of all operands together.
+/// `x: f32[…] → norm: f32[1]`: the Euclidean norm of all elements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GlobalNorm {}
+pub struct Norm {}
 
-impl Rule for GlobalNorm {
+impl Rule for Norm {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
-        let check = Check::arity("global_norm", inputs, inputs.len().max(1))?;
-        for (i, ty) in inputs.iter().enumerate() {
-            if ty.dtype != DType::F32 {
-                return check.invalid(format!("operand {i} is {ty}, expected f32"));
-            }
+        let check = Check::arity("norm", inputs, 1)?;
+        if inputs[0].dtype != DType::F32 {
+            return check.invalid(format!("x is {}, expected f32", inputs[0]));
         }
         Ok(vec![Type::f32([1])])
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        let elements = inputs.iter().map(|ty| ty.shape.elements()).sum::<u64>();
-        Cost::touching(2 * elements, inputs, outputs)
+        Cost::touching(inputs[0].shape.elements().saturating_mul(2), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {
@@ -40,9 +37,48 @@ impl Rule for GlobalNorm {
     }
 
     fn reference(&self, inputs: &[Tensor]) -> Vec<Tensor> {
-        let squares = inputs.iter().flat_map(|g| &g.data).map(|x| x * x);
-        vec![Tensor::scalar(squares.sum::<f64>().sqrt())]
+        vec![Tensor::scalar(euclidean(inputs[0].data.iter().copied()))]
     }
+}
+
+/// `norms: f32[1]… → norm: f32[1]`: the Euclidean norm of all tensors together, from the [`Norm`] of each.
+///
+/// Gradients are reduced one by one, so that none must wait for the others.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GlobalNorm {}
+
+impl Rule for GlobalNorm {
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
+        let check = Check::arity("global_norm", inputs, inputs.len().max(1))?;
+        for index in 0..inputs.len() {
+            check.exactly(index, &format!("operand {index}"), &Type::f32([1]))?;
+        }
+        Ok(vec![Type::f32([1])])
+    }
+
+    fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
+        Cost::touching(2 * inputs.len() as u64, inputs, outputs)
+    }
+
+    fn aliases(&self) -> Vec<Alias> {
+        Vec::new()
+    }
+
+    fn accumulating(&self, _output: usize) -> Option<(Op, usize)> {
+        None
+    }
+
+    fn gradient(&self, g: &mut Gradient<'_>) -> Result<(), OpError> {
+        g.none()
+    }
+
+    fn reference(&self, inputs: &[Tensor]) -> Vec<Tensor> {
+        vec![Tensor::scalar(euclidean(inputs.iter().map(|norm| norm.data[0])))]
+    }
+}
+
+fn euclidean(elements: impl Iterator<Item = f64>) -> f64 {
+    elements.map(|x| x * x).sum::<f64>().sqrt()
 }
 
 /// `weight, gradient, m, v, lr: f32[1], step: f32[1] (, norm: f32[1]) → weight, m, v`, each in place.
@@ -83,7 +119,7 @@ impl Rule for AdamW {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(16 * inputs[0].shape.elements(), inputs, outputs)
+        Cost::touching(inputs[0].shape.elements().saturating_mul(16), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {

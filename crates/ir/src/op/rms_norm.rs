@@ -23,7 +23,7 @@ impl Rule for RmsNorm {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(4 * inputs[0].shape.elements(), inputs, outputs)
+        Cost::touching(inputs[0].shape.elements().saturating_mul(4), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {
@@ -104,7 +104,7 @@ impl Rule for RmsNormBackward {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(10 * inputs[0].shape.elements(), inputs, outputs)
+        Cost::touching(inputs[0].shape.elements().saturating_mul(10), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {

@@ -53,7 +53,7 @@ impl Rule for RopeTable {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(20 * outputs[0].shape.elements(), inputs, outputs)
+        Cost::touching(outputs[0].shape.elements().saturating_mul(20), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {
@@ -120,7 +120,7 @@ impl Rule for Rope {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(3 * inputs[0].shape.elements(), inputs, outputs)
+        Cost::touching(inputs[0].shape.elements().saturating_mul(3), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {

@@ -20,7 +20,7 @@ impl Rule for SwiGlu {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(12 * inputs[0].shape.elements(), inputs, outputs)
+        Cost::touching(inputs[0].shape.elements().saturating_mul(12), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {
@@ -62,7 +62,7 @@ impl Rule for SwiGluBackward {
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost::touching(20 * inputs[0].shape.elements(), inputs, outputs)
+        Cost::touching(inputs[0].shape.elements().saturating_mul(20), inputs, outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {

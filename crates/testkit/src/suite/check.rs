@@ -79,8 +79,15 @@ pub fn placements(op: &Op) -> Vec<Vec<Alias>> {
 /// ill-conditioned. Sums of `n` terms add about `√n` of it, which 64 covers at the suite's sizes.
 fn slack(op: &Op) -> f64 {
     match op {
-        Op::Embedding(_) | Op::KvAppend(_) | Op::Reshape(_) | Op::Zero(_) => 0.0,
-        Op::Add(_) => 1.0,
+        Op::Embedding(_)
+        | Op::Fetch(_)
+        | Op::KvAppend(_)
+        | Op::Reshape(_)
+        | Op::Settle(_)
+        | Op::SliceRows(_)
+        | Op::Store(_)
+        | Op::Zero(_) => 0.0,
+        Op::Add(_) | Op::PadRows(_) => 1.0,
         Op::Rope(_) | Op::RopeTable(_) | Op::SoftmaxCrossEntropyBackward(_) => 4.0,
         Op::Gelu(_) | Op::GeluBackward(_) | Op::SwiGlu(_) | Op::SwiGluBackward(_) | Op::AdamW(_) => 16.0,
         Op::Linear(_)
@@ -97,7 +104,8 @@ fn slack(op: &Op) -> f64 {
         | Op::CachedAttention(_)
         | Op::SoftmaxCrossEntropy(_)
         | Op::LinearCrossEntropy(_)
-        | Op::GlobalNorm(_) => 64.0,
+        | Op::GlobalNorm(_)
+        | Op::Norm(_) => 64.0,
     }
 }
 

@@ -21,6 +21,20 @@ fn targets(cases: &mut Cases, classes: u64) -> [Operand; 2] {
     [targets, float(Tensor::scalar((rows + 5) as f64))]
 }
 
+/// Logits of which the target's is so much larger that it is certain up to `exp(-gap)`; no row is ignored, which leaves the loss as
+/// tiny as the rest of its exponentials.
+fn certain(cases: &mut Cases, gap: f64) -> [Operand; 3] {
+    let (rows, classes) = (cases.dims.rows, cases.dims.cols);
+    let (_, mut logits) = cases.normal([rows, classes], 1.0);
+    let (ty, targets) = cases.ids(rows, classes);
+    for (t, &target) in targets.data.iter().enumerate() {
+        let row = logits.row_mut(t);
+        let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        row[target as usize] = largest + gap;
+    }
+    [float(logits), (ty, targets), float(Tensor::scalar(rows as f64))]
+}
+
 /// No row has a target: the loss is 0 and so is every gradient.
 fn all_ignored(cases: &Cases) -> [Operand; 2] {
     let targets = vec![f64::from(IGNORE); cases.dims.rows as usize];
@@ -34,6 +48,10 @@ pub(super) fn softmax_cross_entropy(cases: &mut Cases) {
         let [targets, count] = targets(cases, cases.dims.cols);
         let operands = vec![cases.normal(shape, std), targets, count];
         cases.add(name, op.clone(), operands);
+    }
+    for gap in [12.0, 16.0] {
+        let operands = certain(cases, gap);
+        cases.add("the target is nearly certain", op.clone(), operands.into());
     }
     let [targets, count] = all_ignored(cases);
     let operands = vec![cases.normal(shape, 1.0), targets, count];

@@ -11,6 +11,8 @@ mod loss;
 mod matrix;
 mod norm;
 mod optimizer;
+mod rows;
+mod transfer;
 
 use std::fmt;
 
@@ -146,6 +148,7 @@ families! {
     SoftmaxCrossEntropyBackward => loss::softmax_cross_entropy_backward,
     Embedding => matrix::embedding,
     EmbeddingBackward => matrix::embedding_backward,
+    Fetch => transfer::fetch,
     Gelu => elementwise::gelu,
     GeluBackward => elementwise::gelu_backward,
     KvAppend => kv_cache::kv_append,
@@ -158,11 +161,16 @@ families! {
     LinearCrossEntropy => loss::linear_cross_entropy,
     AdamW => optimizer::adamw,
     GlobalNorm => optimizer::global_norm,
+    Norm => optimizer::norm,
+    PadRows => rows::pad_rows,
     Reshape => elementwise::reshape,
     RmsNorm => norm::rms_norm,
     RmsNormBackward => norm::rms_norm_backward,
     Rope => attention::rope,
     RopeTable => attention::rope_table,
+    Settle => transfer::settle,
+    Store => transfer::store,
+    SliceRows => rows::slice_rows,
     SwiGlu => elementwise::swiglu,
     SwiGluBackward => elementwise::swiglu_backward,
     Zero => elementwise::zero,

@@ -1,7 +1,7 @@
-//! Cases of the update: AdamW and the global norm.
+//! Cases of the update: AdamW, a gradient's norm and the global norm.
 
 use tightfit_ir::Tensor;
-use tightfit_ir::op::{AdamW, GlobalNorm};
+use tightfit_ir::op::{AdamW, GlobalNorm, Norm};
 
 use super::{Cases, float};
 
@@ -32,10 +32,21 @@ pub(super) fn adamw(cases: &mut Cases) {
     }
 }
 
-pub(super) fn global_norm(cases: &mut Cases) {
+pub(super) fn norm(cases: &mut Cases) {
     let (rows, cols, inner) = (cases.dims.rows, cases.dims.cols, cases.dims.inner);
-    let matrix = cases.normal([rows, cols], 1.0);
-    cases.add("one gradient", GlobalNorm {}, vec![matrix.clone()]);
-    let (vector, tiny) = (cases.normal([inner], 2.0), cases.normal([1], 1.0));
-    cases.add("several gradients", GlobalNorm {}, vec![vector, matrix, tiny]);
+    for operand in [
+        cases.normal([rows, cols], 1.0),
+        cases.normal([inner], 2.0),
+        cases.normal([1], 1.0),
+    ] {
+        cases.add("a gradient", Norm {}, vec![operand]);
+    }
+}
+
+pub(super) fn global_norm(cases: &mut Cases) {
+    let norm = |x| float(Tensor::scalar(x));
+    cases.add("one gradient", GlobalNorm {}, vec![norm(0.75)]);
+    // Their squares are no finite numbers of `f32`.
+    let far = vec![norm(3e-30), norm(2e25), norm(0.0), norm(1.5e25)];
+    cases.add("several gradients", GlobalNorm {}, far);
 }

@@ -48,8 +48,8 @@ pub struct Batches {
 enum Order {
     /// Epoch after epoch without end, each in an order of its own.
     Shuffled { seed: u64 },
-    /// Once, as they lie in the file.
-    InOrder,
+    /// The first `count` of them once, as they lie in the file.
+    InOrder { count: u64 },
 }
 
 impl Batches {
@@ -67,7 +67,17 @@ impl Batches {
     /// # Errors
     /// As [`shuffled`](Self::shuffled).
     pub fn in_order(rows: Rows, micro_batch: usize) -> Result<Self, RowsError> {
-        Self::new(rows, micro_batch, Order::InOrder)
+        Self::first(rows, u64::MAX, micro_batch)
+    }
+
+    /// As [`in_order`](Self::in_order), of the first `count` rows, or all where there are fewer: the same rows for any
+    /// `micro_batch`.
+    ///
+    /// # Errors
+    /// As [`shuffled`](Self::shuffled).
+    pub fn first(rows: Rows, count: u64, micro_batch: usize) -> Result<Self, RowsError> {
+        let count = count.min(rows.rows());
+        Self::new(rows, micro_batch, Order::InOrder { count })
     }
 
     fn new(rows: Rows, micro_batch: usize, order: Order) -> Result<Self, RowsError> {
@@ -100,9 +110,13 @@ impl Batches {
         self.micro_batch * self.rows.seq()
     }
 
-    /// Micro-batches that hold every row once.
+    /// Micro-batches that hold every row of the sequence once.
     pub fn per_epoch(&self) -> u64 {
-        self.rows.rows().div_ceil(self.micro_batch as u64)
+        let rows = match self.order {
+            Order::Shuffled { .. } => self.rows.rows(),
+            Order::InOrder { count } => count,
+        };
+        rows.div_ceil(self.micro_batch as u64)
     }
 
     /// Targets of micro-batch `index` that are not [`IGNORE_INDEX`], read without its tokens: a step divides by the sum over
@@ -162,7 +176,7 @@ impl Batches {
                 let epoch = (number / rows) as u64;
                 Some(Permutation::new(self.rows.rows(), seed, epoch).index((number % rows) as u64))
             }
-            Order::InOrder => (number < rows).then_some(number as u64),
+            Order::InOrder { count } => (number < u128::from(count)).then_some(number as u64),
         }
     }
 }

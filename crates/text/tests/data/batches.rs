@@ -80,6 +80,22 @@ fn in_order_ends_with_padding() {
 }
 
 #[test]
+fn the_first_rows_are_the_same_whatever_the_batch() {
+    for (batch, counts) in [(1, &[4, 4, 4][..]), (2, &[8, 4]), (3, &[12]), (4, &[12])] {
+        let batches = Batches::first(numbered(5), 3, batch).unwrap();
+        assert_eq!(batches.per_epoch(), counts.len() as u64, "{batch}");
+        let mut rows = Vec::new();
+        for (index, &count) in (0..).zip(counts) {
+            assert_eq!(batches.counted(index).unwrap(), count, "{batch}");
+            rows.extend(rows_of(&fill(&batches, index)));
+        }
+        assert_eq!(rows[..3], [0, 1, 2], "{batch}");
+        assert!(rows[3..].iter().all(|&row| row == 0), "{batch}");
+    }
+    assert_eq!(Batches::first(numbered(5), 9, 2).unwrap().per_epoch(), 3);
+}
+
+#[test]
 fn misuse_is_refused() {
     let shape = |result: Result<Batches, RowsError>| matches!(result, Err(RowsError::Shape { .. }));
     assert!(shape(Batches::shuffled(numbered(1), 0, 0)));

@@ -1,5 +1,6 @@
 //! The commands, each in a file of its own.
 
+mod calibrate;
 mod eval;
 mod generate;
 mod inspect;
@@ -24,6 +25,7 @@ pub fn run(cli: &Cli) -> Result<u8, Failure> {
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Calibrate(args) => calibrate::run(args),
     }
 }
 

@@ -3,23 +3,28 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use tightfit_exec::checkpoint;
+use tightfit_exec::tier::Scratch;
 use tightfit_text::Tokenizer;
 
+use crate::alternatives::alternatives;
 use crate::checkpoints::State;
+use crate::choose;
 use crate::cli::TrainArgs;
 use crate::console::{Console, Progress, to_stdout};
 use crate::data::{PrepareError, Text};
-use crate::failure::Failure;
+use crate::failure::{DOES_NOT_FIT, Failure};
 use crate::follow::Followed;
 use crate::job::Job;
-use crate::memory::{default_budget, end_of_phase, process_peak_bytes};
+use crate::memory::{default_budget, process_peak_bytes};
 use crate::output::{Claim, Output, Start};
 use crate::pretrained::Pretrained;
 use crate::report::Report;
-use crate::reserve::reserve_bytes;
+use crate::reserve::Before;
 use crate::resume::{Resumed, restore_optimizer};
 use crate::settings::{Request, Settings};
 use crate::stop::{STOPPED, Stop};
+use crate::techniques::Techniques;
 use crate::train::{Outcome, Run, TrainError, train};
 use crate::{Role, Session};
 
@@ -40,12 +45,28 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
     let checkpoint = resumed.as_ref().and_then(Resumed::checkpoint);
     let source = checkpoint.as_ref().or(settings.model.as_ref());
     let model = source.map(|path| Pretrained::open(path)).transpose()?;
+    let scratch = settings.scratch_dir(out(args));
+    let free_bytes = checkpoint::free_bytes(existing(&scratch)).unwrap_or(u64::MAX);
+    let fitting = Fitting {
+        asked: settings.clone(),
+        model: model.as_ref(),
+        free_bytes,
+        scratch: &scratch,
+        follows: followed.is_some(),
+    };
+    let mut before = Before::default();
     let mut job = match followed {
         Some(plan) => plan.job(settings, model.as_ref())?,
-        None => Job::plan(settings, model.as_ref())?,
+        None => choose::plan(&settings, model.as_ref(), free_bytes, &mut before)?,
     };
-    let mut report = Report::planned(&job, reserve_bytes(job.settings.threads)?);
-    check_fit(&job, &mut report, console)?;
+    if let Some(note) = &job.calibration.note {
+        complain(format_args!("note: {note}"));
+    }
+    before.end_phase()?;
+    let reserve = before.reserve_bytes(job.plan.arena_bytes(), job.settings.threads)?;
+    let techniques = Techniques::of(&job, &fitting.asked, &scratch);
+    let mut report = Report::planned(&job, techniques, reserve);
+    fitting.check(&job, &mut report, console)?;
     let mut output = match out(args) {
         Some(dir) => Some(claim(args, dir, &job, model.as_ref())?),
         None => None,
@@ -82,12 +103,11 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
     let text = text(&mut job, tokenizer.as_ref(), output.as_ref(), state)?;
     drop(tokenizer);
     // Planning and tokenising are over: from here on the process has the arena, and beside it what it has now and some headroom.
-    let before = process_peak_bytes()?;
-    end_of_phase();
-    let reserve = reserve_bytes(job.settings.threads)?;
-    report.prepared(&job, &text, reserve.max(before.saturating_sub(report.arena_bytes)));
+    before.end_phase()?;
+    let reserve = before.reserve_bytes(report.arena_bytes, job.settings.threads)?;
+    report.prepared(&job, &text, reserve);
     write(console.line(&report.plan_text()))?;
-    check_fit(&job, &mut report, console)?;
+    fitting.check(&job, &mut report, console)?;
     if let Some(output) = &mut output {
         start.rows = text.state();
         start.new_rows = report.data.as_ref().is_some_and(|data| data.counts.is_some());
@@ -100,7 +120,7 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
         write(console.line(&words))?;
     }
     let Job { settings, plan, .. } = job;
-    let mut session = Session::new(plan, settings.threads)?;
+    let mut session = Session::with_scratch(plan, settings.threads, Some(&scratch))?;
     session.set_poison(args.poison);
     fill(&mut session, &settings, model.as_ref(), checkpoint.as_deref())?;
     drop(model);
@@ -113,7 +133,7 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
     };
     let (outcome, noted) = watch(&mut session, &run, &stop, &report, output.as_mut())?;
     let arena = session.arena();
-    let peak = process_peak_bytes()?.max(before);
+    let peak = process_peak_bytes()?.max(before.peak_bytes());
     let report = report.ran(&outcome, arena.len(), Some(arena.measured_peak()), Some(peak));
     // The weights are saved: words can be lost.
     let said = write(console.line(&report.result_text()));
@@ -154,6 +174,7 @@ fn complete(output: &Output, report: Report, state: &State, console: Console) ->
         loss_last: last.map_or(f64::NAN, |last| last.loss),
         eval_loss: last.and_then(|last| last.eval_loss).unwrap_or(f64::NAN),
         seconds_per_step: last.map_or(f64::NAN, |last| last.seconds),
+        transferred: None,
     };
     let arena = report.arena_bytes;
     let report = report.ran(&outcome, arena, None, None);
@@ -177,7 +198,7 @@ fn resolve(args: &TrainArgs, followed: Option<&Followed>, resumed: Option<&Resum
         request = request.or(Request::read(path)?);
     }
     if let Some(plan) = followed {
-        request = request.or(plan.request());
+        request = request.or_planned(plan.request());
     }
     let budget = match request.budget {
         Some(budget) => budget.0,
@@ -186,15 +207,60 @@ fn resolve(args: &TrainArgs, followed: Option<&Followed>, resumed: Option<&Resum
     Ok(request.resolve(budget)?)
 }
 
-/// Refuses a job that is larger than its budget.
-fn check_fit(job: &Job, report: &mut Report, console: Console) -> Result<(), Failure> {
-    let Err(infeasible) = job.plan.fit(report.budget_bytes, report.reserve_bytes) else {
-        return Ok(());
-    };
-    report.status = "does_not_fit";
-    write(console.line(&report.plan_text()))?;
-    print_json(console, report)?;
-    Err(infeasible.into())
+/// What a job is held against.
+struct Fitting<'a> {
+    /// The settings as the user left them to the planner.
+    asked: Settings,
+    model: Option<&'a Pretrained>,
+    /// What the disk has left.
+    free_bytes: u64,
+    /// The folder of the file that offloading uses; need not be there yet.
+    scratch: &'a Path,
+    /// Whether the plan is from a file, so that there is nothing to choose.
+    follows: bool,
+}
+
+impl Fitting<'_> {
+    /// Refuses a job that is larger than its budget or its disk.
+    fn check(&self, job: &Job, report: &mut Report, console: Console) -> Result<(), Failure> {
+        let Err(failure) = self.fit(job, report) else {
+            return Ok(());
+        };
+        if failure.exit_code() == DOES_NOT_FIT {
+            report.status = "does_not_fit";
+            write(console.line(&report.plan_text()))?;
+            print_json(console, report)?;
+        }
+        Err(failure)
+    }
+
+    fn fit(&self, job: &Job, report: &mut Report) -> Result<(), Failure> {
+        if let Err(infeasible) = job.plan.fit(report.budget_bytes, report.reserve_bytes) {
+            if !self.follows {
+                let limits = choose::limits(&self.asked, report.reserve_bytes, self.free_bytes);
+                report.alternatives = alternatives(job, &self.asked, self.model, &limits, report.reserve_bytes);
+            }
+            let alternatives = report.alternatives.clone();
+            return Err(Failure::DoesNotFit {
+                infeasible,
+                alternatives,
+            });
+        }
+        let needed = job.plan.lower_tier_bytes();
+        if let Some(limit) = self.asked.disk.0.filter(|&limit| limit < needed) {
+            return Err(Failure::Disk { needed, limit });
+        }
+        match needed {
+            0 => Ok(()),
+            needed => Ok(Scratch::check(existing(self.scratch), needed)?),
+        }
+    }
+}
+
+/// The folder, or the next above it that is there.
+fn existing(folder: &Path) -> &Path {
+    let mut folders = folder.ancestors().filter(|folder| !folder.as_os_str().is_empty());
+    folders.find(|folder| folder.exists()).unwrap_or(Path::new("."))
 }
 
 /// Claims the output folder. Nothing that is in it changes.
@@ -263,14 +329,14 @@ fn fill(
     checkpoint: Option<&Path>,
 ) -> Result<(), Failure> {
     let Some(model) = model else {
-        session.initialise(settings.seed);
+        session.initialise(settings.seed)?;
         return Ok(());
     };
     model.load(session)?;
     match checkpoint {
         Some(checkpoint) => Ok(restore_optimizer(session, checkpoint)?),
         None => {
-            session.initialise_roles(settings.seed, &[Role::OptimizerState]);
+            session.initialise_roles(settings.seed, &[Role::OptimizerState])?;
             Ok(())
         }
     }

@@ -1,6 +1,6 @@
 //! Batches of rows, written into buffers that the plan owns.
 
-use tightfit_text::data::BatchBuffers;
+use tightfit_text::data::{BatchBuffers, IGNORE_INDEX};
 
 use super::source::{Language, TextSource};
 
@@ -41,16 +41,19 @@ pub enum BatchError {
 pub struct Batches {
     language: Language,
     seed: u64,
+    split: Split,
     batch: usize,
     seq: usize,
+    /// Rows of the sequence, where it ends.
+    rows: Option<u64>,
 }
 
 impl Batches {
-    /// Batches of `batch` rows of `seq` tokens, from the language of `seed`.
+    /// An endless sequence of batches of `batch` rows of `seq` tokens, from the language of `seed`.
     ///
     /// # Errors
     /// [`BatchError::Shape`] if a batch would have no tokens or more than `i32::MAX`.
-    pub fn new(seed: u64, batch: usize, seq: usize) -> Result<Self, BatchError> {
+    pub fn new(seed: u64, split: Split, batch: usize, seq: usize) -> Result<Self, BatchError> {
         let tokens = batch.checked_mul(seq).and_then(|tokens| i32::try_from(tokens).ok());
         if tokens.is_none_or(|tokens| tokens == 0) {
             return Err(BatchError::Shape { batch, seq });
@@ -58,9 +61,19 @@ impl Batches {
         Ok(Self {
             language: Language::new(seed),
             seed,
+            split,
             batch,
             seq,
+            rows: None,
         })
+    }
+
+    /// The first `rows` rows of the sequence, whatever the batch; rows that the last batch lacks are padding.
+    pub fn first(self, rows: u64) -> Self {
+        Self {
+            rows: Some(rows),
+            ..self
+        }
     }
 
     /// The source of the text, which states its entropy.
@@ -68,12 +81,23 @@ impl Batches {
         &self.language
     }
 
-    /// Tokens of one batch, all of which have a target: `batch · seq`.
+    /// Tokens of one batch, padding included: `batch · seq`.
     pub fn token_count(&self) -> usize {
         self.batch * self.seq
     }
 
-    /// Writes batch `index` of `split` and returns its token count; allocates nothing.
+    /// Batches until the sequence ends.
+    pub fn held_out(&self) -> u64 {
+        self.rows.map_or(u64::MAX, |rows| rows.div_ceil(self.batch as u64))
+    }
+
+    /// Tokens of batch `index` that have a target: all but padding.
+    pub fn counted(&self, index: u64) -> usize {
+        let rows = (0..self.batch).filter(|&row| self.number(index, row).is_some());
+        rows.count() * self.seq
+    }
+
+    /// Writes batch `index` and returns its count of tokens that have a target; allocates nothing.
     ///
     /// Row `r` is a walk of its own, keyed by `(seed, split, index · batch + r)`: `seq + 1` bytes, read as tokens and, one
     /// byte further, as targets. With gradient accumulation, `index` counts micro-batches: rows are numbered through, so the
@@ -81,7 +105,7 @@ impl Batches {
     ///
     /// # Errors
     /// [`BatchError::Length`] if a buffer does not have [`token_count`](Self::token_count) elements.
-    pub fn fill(&self, split: Split, index: u64, buffers: &mut BatchBuffers<'_>) -> Result<usize, BatchError> {
+    pub fn fill(&self, index: u64, buffers: &mut BatchBuffers<'_>) -> Result<usize, BatchError> {
         let expected = self.token_count();
         if let Some((buffer, actual)) = buffers.other_than(expected) {
             return Err(BatchError::Length {
@@ -91,22 +115,43 @@ impl Batches {
             });
         }
         for row in 0..self.batch {
-            let start = row * self.seq;
-            let number = index.wrapping_mul(self.batch as u64).wrapping_add(row as u64);
-            let mut source = TextSource::keyed(&self.language, &[self.seed, split as u64, number]);
-            let mut token = i32::from(source.next_byte());
-            for position in 0..self.seq {
-                let t = start + position;
-                let target = i32::from(source.next_byte());
-                buffers.tokens[t] = token;
-                buffers.targets[t] = target;
-                // Both are below `token_count`, which `new` checked to fit.
-                buffers.positions[t] = position as i32;
-                buffers.doc_start[t] = start as i32;
-                token = target;
+            match self.number(index, row) {
+                Some(number) => self.fill_row(number, row * self.seq, buffers),
+                None => self.pad_row(row * self.seq, buffers),
             }
         }
-        Ok(expected)
+        Ok(self.counted(index))
+    }
+
+    /// The number of row `row` of batch `index` in the sequence; none past its end.
+    fn number(&self, index: u64, row: usize) -> Option<u64> {
+        let number = index.wrapping_mul(self.batch as u64).wrapping_add(row as u64);
+        self.rows.is_none_or(|rows| number < rows).then_some(number)
+    }
+
+    fn fill_row(&self, number: u64, start: usize, buffers: &mut BatchBuffers<'_>) {
+        let mut source = TextSource::keyed(&self.language, &[self.seed, self.split as u64, number]);
+        let mut token = i32::from(source.next_byte());
+        for position in 0..self.seq {
+            let t = start + position;
+            let target = i32::from(source.next_byte());
+            buffers.tokens[t] = token;
+            buffers.targets[t] = target;
+            // Both are below `token_count`, which `new` checked to fit.
+            buffers.positions[t] = position as i32;
+            buffers.doc_start[t] = start as i32;
+            token = target;
+        }
+    }
+
+    /// Tokens that see themselves only, and of which nothing counts: what padding is in rows from files.
+    fn pad_row(&self, start: usize, buffers: &mut BatchBuffers<'_>) {
+        for t in start..start + self.seq {
+            buffers.tokens[t] = 0;
+            buffers.targets[t] = IGNORE_INDEX;
+            buffers.positions[t] = 0;
+            buffers.doc_start[t] = t as i32;
+        }
     }
 }
 
@@ -132,18 +177,18 @@ mod tests {
         }
     }
 
-    fn tokens_of(batches: &Batches, split: Split, index: u64) -> Vec<i32> {
+    fn tokens_of(batches: &Batches, index: u64) -> Vec<i32> {
         let mut owned = Owned::new(batches.token_count());
-        batches.fill(split, index, &mut owned.buffers()).unwrap();
+        batches.fill(index, &mut owned.buffers()).unwrap();
         let [tokens, ..] = owned.0;
         tokens
     }
 
     #[test]
     fn rows_are_contiguous_text_with_targets_one_byte_ahead() {
-        let batches = Batches::new(11, 3, 40).unwrap();
+        let batches = Batches::new(11, Split::Train, 3, 40).unwrap();
         let mut owned = Owned::new(120);
-        assert_eq!(batches.fill(Split::Train, 5, &mut owned.buffers()), Ok(120));
+        assert_eq!(batches.fill(5, &mut owned.buffers()), Ok(120));
         let [tokens, targets, positions, doc_start] = owned.0;
         for row in 0..3 {
             let mut text = [0; 41];
@@ -158,11 +203,11 @@ mod tests {
 
     #[test]
     fn every_row_of_every_batch_and_split_is_another_walk() {
-        let batches = Batches::new(0, 4, 64).unwrap();
         let mut rows = std::collections::BTreeSet::new();
         for split in [Split::Train, Split::Eval] {
+            let batches = Batches::new(0, split, 4, 64).unwrap();
             for index in 0..50 {
-                rows.extend(tokens_of(&batches, split, index).chunks(64).map(<[i32]>::to_vec));
+                rows.extend(tokens_of(&batches, index).chunks(64).map(<[i32]>::to_vec));
             }
         }
         assert_eq!(rows.len(), 2 * 50 * 4);
@@ -170,37 +215,67 @@ mod tests {
 
     #[test]
     fn the_same_rows_make_a_batch_however_it_is_split() {
-        let whole = tokens_of(&Batches::new(4, 6, 16).unwrap(), Split::Train, 3);
-        let halves = Batches::new(4, 3, 16).unwrap();
-        let joined = [6, 7].map(|index| tokens_of(&halves, Split::Train, index)).concat();
+        let whole = tokens_of(&Batches::new(4, Split::Train, 6, 16).unwrap(), 3);
+        let halves = Batches::new(4, Split::Train, 3, 16).unwrap();
+        let joined = [6, 7].map(|index| tokens_of(&halves, index)).concat();
         assert_eq!(whole, joined);
     }
 
     #[test]
+    fn the_same_rows_are_held_out_whatever_the_batch() {
+        let of = |batch| Batches::new(4, Split::Eval, batch, 16).unwrap().first(6);
+        let rows = |batches: &Batches| {
+            let tokens = |index| tokens_of(batches, index);
+            (0..batches.held_out()).flat_map(tokens).collect::<Vec<_>>()
+        };
+        let whole = rows(&of(6));
+        assert_eq!(whole.len(), 6 * 16);
+        for (batch, batches) in [(1, 6), (2, 3), (3, 2), (4, 2), (5, 2), (7, 1)] {
+            let split = of(batch);
+            assert_eq!(split.held_out(), batches);
+            let read = rows(&split);
+            assert_eq!(read[..whole.len()], whole, "{batch}");
+            assert!(read[whole.len()..].iter().all(|&token| token == 0), "{batch}");
+            let counted: usize = (0..batches).map(|index| split.counted(index)).sum();
+            assert_eq!(counted, whole.len(), "{batch}");
+        }
+    }
+
+    #[test]
+    fn padding_has_no_target_and_sees_itself_only() {
+        let batches = Batches::new(4, Split::Eval, 4, 3).unwrap().first(6);
+        let mut owned = Owned::new(12);
+        assert_eq!(batches.fill(1, &mut owned.buffers()), Ok(6));
+        let [tokens, targets, positions, doc_start] = owned.0;
+        assert!(targets[..6].iter().all(|&target| target >= 0));
+        assert_eq!(tokens[6..], [0; 6]);
+        assert_eq!(targets[6..], [IGNORE_INDEX; 6]);
+        assert_eq!(positions[6..], [0; 6]);
+        assert_eq!(doc_start[6..], [6, 7, 8, 9, 10, 11]);
+    }
+
+    #[test]
     fn a_batch_depends_on_its_index_only_and_not_on_what_was_read_before() {
-        let batches = Batches::new(2, 2, 32).unwrap();
-        let (first, third) = (
-            tokens_of(&batches, Split::Train, 0),
-            tokens_of(&batches, Split::Train, 2),
-        );
-        let resumed = Batches::new(2, 2, 32).unwrap();
-        assert_eq!(tokens_of(&resumed, Split::Train, 2), third);
-        assert_eq!(tokens_of(&resumed, Split::Train, 0), first);
-        assert_ne!(tokens_of(&Batches::new(3, 2, 32).unwrap(), Split::Train, 0), first);
+        let batches = Batches::new(2, Split::Train, 2, 32).unwrap();
+        let (first, third) = (tokens_of(&batches, 0), tokens_of(&batches, 2));
+        let resumed = Batches::new(2, Split::Train, 2, 32).unwrap();
+        assert_eq!(tokens_of(&resumed, 2), third);
+        assert_eq!(tokens_of(&resumed, 0), first);
+        assert_ne!(tokens_of(&Batches::new(3, Split::Train, 2, 32).unwrap(), 0), first);
     }
 
     #[test]
     fn impossible_shapes_and_wrong_buffers_are_named() {
         assert_eq!(
-            Batches::new(0, 0, 8).unwrap_err(),
+            Batches::new(0, Split::Train, 0, 8).unwrap_err(),
             BatchError::Shape { batch: 0, seq: 8 }
         );
-        assert!(Batches::new(0, usize::MAX, 8).is_err());
-        assert!(Batches::new(0, 1 << 16, 1 << 16).is_err());
-        let batches = Batches::new(0, 2, 8).unwrap();
+        assert!(Batches::new(0, Split::Train, usize::MAX, 8).is_err());
+        assert!(Batches::new(0, Split::Train, 1 << 16, 1 << 16).is_err());
+        let batches = Batches::new(0, Split::Train, 2, 8).unwrap();
         let mut owned = Owned::new(16);
         owned.0[2].pop();
-        let error = batches.fill(Split::Train, 0, &mut owned.buffers()).unwrap_err();
+        let error = batches.fill(0, &mut owned.buffers()).unwrap_err();
         assert_eq!(
             error,
             BatchError::Length {

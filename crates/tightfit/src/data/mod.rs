@@ -39,19 +39,29 @@ pub enum TextError {
 #[derive(Debug)]
 pub enum Text {
     /// From the seeded source.
-    Generated(Box<Batches>),
+    Generated {
+        /// To train on.
+        train: Box<Batches>,
+        /// To evaluate on.
+        eval: Box<Batches>,
+    },
     /// From files.
     Prepared(Box<PreparedText>),
 }
 
 impl Text {
-    /// Generated text in the micro-batches of `settings`.
+    /// Generated text in the batches of `settings`.
     ///
     /// # Errors
     /// Sizes that cannot be indexed.
     pub fn generated(settings: &Settings) -> Result<Self, TextError> {
-        let batches = Batches::new(settings.seed, settings.micro_batch as usize, settings.seq as usize)?;
-        Ok(Text::Generated(Box::new(batches)))
+        let batches = |split, batch: u64| Batches::new(settings.seed, split, batch as usize, settings.seq as usize);
+        let train = batches(Split::Train, settings.micro_batch_rows())?;
+        let eval = batches(Split::Eval, settings.eval_batch_rows())?.first(settings.eval_rows());
+        Ok(Text::Generated {
+            train: Box::new(train),
+            eval: Box::new(eval),
+        })
     }
 
     /// The files of `settings`, made into rows in `dir` (or in files without a name) by a model's tokenizer.
@@ -98,14 +108,14 @@ impl Text {
         fingerprint: String,
         counts: Option<Counts>,
     ) -> Result<Self, RowsError> {
-        let text = PreparedText::new(rows, settings.micro_batch as usize, settings.seed, fingerprint, counts)?;
+        let text = PreparedText::new(rows, settings, fingerprint, counts)?;
         Ok(Text::Prepared(Box::new(text)))
     }
 
     /// Which rows these are, where they come from files.
     pub fn state(&self) -> Option<RowsState> {
         match self {
-            Text::Generated(_) => None,
+            Text::Generated { .. } => None,
             Text::Prepared(text) => Some(text.state()),
         }
     }
@@ -116,7 +126,10 @@ impl Text {
     /// The file is no longer what it was.
     pub fn fill(&self, split: Split, index: u64, buffers: &mut BatchBuffers<'_>) -> Result<usize, TextError> {
         match self {
-            Text::Generated(batches) => Ok(batches.fill(split, index, buffers)?),
+            Text::Generated { train, eval } => match split {
+                Split::Train => Ok(train.fill(index, buffers)?),
+                Split::Eval => Ok(eval.fill(index, buffers)?),
+            },
             Text::Prepared(text) => Ok(text.batches(split).fill(index, buffers)?),
         }
     }
@@ -127,15 +140,18 @@ impl Text {
     /// As [`fill`](Self::fill).
     pub fn counted(&self, split: Split, index: u64) -> Result<usize, TextError> {
         match self {
-            Text::Generated(batches) => Ok(batches.token_count()),
+            Text::Generated { train, eval } => match split {
+                Split::Train => Ok(train.counted(index)),
+                Split::Eval => Ok(eval.counted(index)),
+            },
             Text::Prepared(text) => Ok(text.batches(split).counted(index)?),
         }
     }
 
-    /// Batches that are held out; generated text has no end.
+    /// Batches of an evaluation; 0 where nothing is held out.
     pub fn held_out(&self) -> u64 {
         match self {
-            Text::Generated(_) => u64::MAX,
+            Text::Generated { eval, .. } => eval.held_out(),
             Text::Prepared(text) => text.held_out(),
         }
     }
@@ -143,7 +159,7 @@ impl Text {
     /// What the files came to.
     pub fn report(&self) -> Option<DataReport> {
         match self {
-            Text::Generated(_) => None,
+            Text::Generated { .. } => None,
             Text::Prepared(text) => Some(text.report()),
         }
     }
@@ -151,7 +167,7 @@ impl Text {
     /// Batches that hold every training row once; generated text has no end.
     pub fn batches_per_epoch(&self) -> Option<u64> {
         match self {
-            Text::Generated(_) => None,
+            Text::Generated { .. } => None,
             Text::Prepared(text) => Some(text.batches_per_epoch()),
         }
     }

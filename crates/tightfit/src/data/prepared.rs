@@ -14,6 +14,7 @@ use tightfit_text::tokenizer::Tokenizer;
 
 use super::{DataReport, Split, TextEncoder};
 use crate::checkpoints::RowsState;
+use crate::settings::Settings;
 
 /// The files that hold a run's rows.
 #[derive(Debug)]
@@ -220,14 +221,13 @@ pub struct PreparedText {
 }
 
 impl PreparedText {
-    /// Batches of `micro_batch` rows. `counts` is what was found when the rows were made, if they were made now.
+    /// The batches of `settings`. `counts` is what was found when the rows were made, if they were made now.
     ///
     /// # Errors
     /// The files hold no rows, or a batch would be too large.
     pub fn new(
         files: RowFiles,
-        micro_batch: usize,
-        seed: u64,
+        settings: &Settings,
         fingerprint: String,
         counts: Option<Counts>,
     ) -> Result<Self, RowsError> {
@@ -235,9 +235,9 @@ impl PreparedText {
         let train = Rows::open(files.train, &path(Split::Train))?;
         let eval = Rows::open(files.eval, &path(Split::Eval))?;
         Ok(Self {
-            train: Batches::shuffled(train, micro_batch, seed)?,
+            train: Batches::shuffled(train, settings.micro_batch_rows() as usize, settings.seed)?,
             eval: (eval.rows() > 0)
-                .then(|| Batches::in_order(eval, micro_batch))
+                .then(|| Batches::first(eval, settings.eval_rows(), settings.eval_batch_rows() as usize))
                 .transpose()?,
             counts,
             fingerprint,

@@ -2,7 +2,7 @@
 
 use tightfit_model::ModelError;
 
-use super::{Request, Settings, SettingsError, sizes};
+use super::{Count, Recompute, Request, Settings, SettingsError, sizes};
 
 fn invalid(field: &'static str, value: impl ToString, message: impl Into<String>) -> SettingsError {
     SettingsError::Value {
@@ -25,7 +25,8 @@ impl Request {
     /// Weights and text go together, and a model that is given has its own sizes.
     pub(super) fn check_source(&self) -> Result<(), SettingsError> {
         let data = self.data.as_ref().is_some_and(|files| !files.is_empty());
-        for path in self.model.iter().chain(self.data.iter().flatten()) {
+        let paths = self.model.iter().chain(self.data.iter().flatten());
+        for path in paths.chain(&self.scratch) {
             if path.to_str().is_none() {
                 return Err(SettingsError::Path { path: path.clone() });
             }
@@ -50,6 +51,8 @@ impl Settings {
     /// Checks every value.
     pub(super) fn check(&self) -> Result<(), SettingsError> {
         self.check_counts()?;
+        self.check_micro_batch()?;
+        self.check_techniques()?;
         self.check_numbers()?;
         self.fresh_model().check().map_err(|error| match error {
             ModelError::Config {
@@ -70,9 +73,7 @@ impl Settings {
         for (field, value, least, most) in [
             ("threads", self.threads as u64, 1, MAX_THREADS as u64),
             ("batch", self.batch, 1, MAX_TOKENS),
-            ("micro_batch", self.micro_batch, 1, self.batch),
             ("seq", self.seq, 1, MAX_TOKENS),
-            ("loss_chunk", self.loss_chunk, 1, MAX_TOKENS),
             ("steps", self.steps, 1, MAX_STEPS),
             ("warmup_steps", self.warmup_steps, 0, MAX_STEPS),
             ("eval_every", self.eval_every, 0, MAX_STEPS),
@@ -89,20 +90,95 @@ impl Settings {
             let message = format!("the built-in text has {} tokens", crate::data::VOCAB_SIZE);
             return Err(invalid("vocab_size", self.vocab_size, message));
         }
-        if !self.batch.is_multiple_of(self.micro_batch) {
-            let message = format!("must divide the batch of {}", self.batch);
-            return Err(invalid("micro_batch", self.micro_batch, message));
+        for (field, value, most) in [
+            ("micro_batch", self.micro_batch, self.batch),
+            ("eval_batch", self.eval_batch, self.eval_rows().min(MAX_TOKENS)),
+            ("loss_chunk", self.loss_chunk, MAX_TOKENS),
+        ] {
+            match value {
+                Count::Of(value) if !(1..=most).contains(&value) => {
+                    return Err(invalid(field, value, format!("must be between 1 and {most}, or auto")));
+                }
+                _ => {}
+            }
         }
-        if self.batch / self.micro_batch > MAX_STEPS {
-            let message = format!("must leave at most {MAX_STEPS} micro-batches");
-            return Err(invalid("micro_batch", self.micro_batch, message));
+        Ok(())
+    }
+
+    fn check_micro_batch(&self) -> Result<(), SettingsError> {
+        match self.micro_batch {
+            Count::Of(rows) => {
+                if !self.batch.is_multiple_of(rows) {
+                    let message = format!("must divide the batch of {}", self.batch);
+                    return Err(invalid("micro_batch", rows, message));
+                }
+                if self.batch / rows > MAX_STEPS {
+                    let message = format!("must leave at most {MAX_STEPS} micro-batches");
+                    return Err(invalid("micro_batch", rows, message));
+                }
+                self.check_tokens("a micro-batch", rows)?;
+            }
+            Count::Auto if self.micro_batch_choices().next().is_none() => {
+                let message = format!(
+                    "a batch of {} has no divisor that makes at most {MAX_STEPS} micro-batches of at most {MAX_TOKENS} tokens",
+                    self.batch
+                );
+                return Err(invalid("micro_batch", "auto", message));
+            }
+            Count::Auto => {}
         }
-        if self.micro_batch.saturating_mul(self.seq) > MAX_TOKENS {
+        self.check_tokens("an evaluation's batch", self.eval_batch_rows())
+    }
+
+    /// Rows are indexed with an `i32`.
+    fn check_tokens(&self, batch: &str, rows: u64) -> Result<(), SettingsError> {
+        if rows.saturating_mul(self.seq) <= MAX_TOKENS {
+            return Ok(());
+        }
+        let message = format!("must leave at most {MAX_TOKENS} tokens in memory; {batch} has {rows} sequences");
+        Err(invalid("seq", self.seq, message))
+    }
+
+    /// What a micro-batch may be, the largest first: divisors of the batch that leave counts in their limits.
+    pub(super) fn micro_batch_choices(&self) -> impl Iterator<Item = u64> + use<> {
+        let (batch, seq) = (self.batch, self.seq);
+        // Every divisor has a partner on the other side of the root.
+        let small = (1..=batch.isqrt()).filter(move |n| batch.is_multiple_of(*n));
+        let large = small.clone().map(move |n| batch / n);
+        let partners = small.rev().filter(move |n| n.saturating_mul(*n) < batch);
+        large
+            .chain(partners)
+            .filter(move |rows| batch / rows <= MAX_STEPS && rows.saturating_mul(seq) <= MAX_TOKENS)
+    }
+
+    /// Techniques that exclude each other or this machine.
+    fn check_techniques(&self) -> Result<(), SettingsError> {
+        if self.update_in_backward && self.micro_batches() > 1 {
             let message = format!(
-                "must leave at most {MAX_TOKENS} tokens in memory; a micro-batch has {} sequences",
-                self.micro_batch
+                "a weight would be updated before its gradient is summed over the {} micro-batches of --micro-batch {}: \
+                 say --micro-batch {}, or leave --update-in-backward out",
+                self.micro_batches(),
+                self.micro_batch_rows(),
+                self.batch
             );
-            return Err(invalid("seq", self.seq, message));
+            return Err(invalid("update_in_backward", true, message));
+        }
+        if let Some(rows) = self.mlp_tile.0
+            && !(1..=MAX_TOKENS).contains(&rows)
+        {
+            return Err(invalid(
+                "mlp_tile",
+                rows,
+                format!("must be between 1 and {MAX_TOKENS}, or none"),
+            ));
+        }
+        if let Recompute::Percent(percent) = self.recompute
+            && !Recompute::is_percentage(percent)
+        {
+            return Err(invalid("recompute", self.recompute, "must be between 0% and 100%"));
+        }
+        if self.host_memory.0.is_some() {
+            return Err(SettingsError::HostMemory);
         }
         Ok(())
     }

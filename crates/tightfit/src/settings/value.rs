@@ -1,6 +1,9 @@
 //! Values that flags and files spell in a way of their own.
 
-use std::fmt;
+mod technique;
+
+use std::fmt::{self, Display};
+use std::marker::PhantomData;
 use std::str::FromStr;
 
 use serde::de::{Error, Visitor};
@@ -10,6 +13,8 @@ use tightfit_text::data::Long;
 
 use crate::lr::Decay;
 use crate::memory::{ParseBytesError, parse_bytes};
+
+pub use technique::{Offload, Recompute};
 
 /// A value as a flag spells it, with an error that says what was expected.
 pub trait Written: Sized {
@@ -36,7 +41,6 @@ written! {
     f64: "expected a number, such as 0.003 or 3e-3",
     bool: "expected true or false",
     Decay: "expected cosine, linear or constant",
-    ClipNorm: "expected a number or none",
 }
 
 impl Written for Long {
@@ -46,6 +50,73 @@ impl Written for Long {
             "drop" => Ok(Self::Drop),
             _ => Err("expected split or drop".to_owned()),
         }
+    }
+}
+
+/// For types whose `FromStr` says what it expected: flags and settings files read them alike, and a file may spell a number as one.
+macro_rules! spelled {
+    ($($ty:ty: $expected:literal,)+) => {
+        $(
+            impl Written for $ty {
+                fn read(text: &str) -> Result<Self, String> {
+                    text.parse().map_err(|error| format!("{error}"))
+                }
+            }
+
+            impl<'de> Deserialize<'de> for $ty {
+                fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                    deserializer.deserialize_any(Spelled::new($expected))
+                }
+            }
+        )+
+    };
+}
+
+spelled! {
+    Bytes: "a number of bytes or a size such as \"3.8GiB\"",
+    ByteLimit: "a number of bytes, a size such as \"20GiB\", or \"none\"",
+    ClipNorm: "a number or \"none\"",
+    Count: "a whole number or \"auto\"",
+    MlpTile: "a whole number or \"none\"",
+    Recompute: "\"auto\", \"none\", \"block\", a size such as \"512MiB\" or a percentage such as \"50%\"",
+    Offload: "\"none\", \"auto\" or a list such as \"activations,optimizer\"",
+}
+
+/// Reads numbers as if they were written out.
+struct Spelled<T> {
+    expected: &'static str,
+    value: PhantomData<T>,
+}
+
+impl<T> Spelled<T> {
+    fn new(expected: &'static str) -> Self {
+        let value = PhantomData;
+        Self { expected, value }
+    }
+}
+
+impl<T: FromStr<Err: Display>> Visitor<'_> for Spelled<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<T, E> {
+        // With its point, so that 3.0 is no whole number.
+        self.visit_str(&format!("{number:?}"))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
     }
 }
 
@@ -63,41 +134,43 @@ impl FromStr for Bytes {
 
 impl Serialize for Bytes {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // TOML's integers end at 2^63; a text has no such end.
-        match i64::try_from(self.0) {
-            Ok(bytes) => serializer.serialize_i64(bytes),
-            Err(_) => serializer.serialize_str(&self.0.to_string()),
+        number(self.0, serializer)
+    }
+}
+
+/// A number as settings files have it.
+fn number<S: Serializer>(number: u64, serializer: S) -> Result<S::Ok, S::Error> {
+    // TOML's integers end at 2^63; a text has no such end.
+    match i64::try_from(number) {
+        Ok(number) => serializer.serialize_i64(number),
+        Err(_) => serializer.serialize_str(&number.to_string()),
+    }
+}
+
+/// The most bytes that may be used, or `none`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteLimit(pub Option<u64>);
+
+impl FromStr for ByteLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Self(None)),
+            size => match parse_bytes(size) {
+                Ok(bytes) => Ok(Self(Some(bytes))),
+                Err(error) => Err(format!("{error}, or none")),
+            },
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct BytesVisitor;
-
-        impl Visitor<'_> for BytesVisitor {
-            type Value = Bytes;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number of bytes or a size such as \"3.8GiB\"")
-            }
-
-            fn visit_u64<E: Error>(self, bytes: u64) -> Result<Bytes, E> {
-                Ok(Bytes(bytes))
-            }
-
-            fn visit_i64<E: Error>(self, bytes: i64) -> Result<Bytes, E> {
-                u64::try_from(bytes)
-                    .map(Bytes)
-                    .map_err(|_| E::custom(format_args!("{bytes} is not a size: it is negative")))
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Bytes, E> {
-                text.parse().map_err(E::custom)
-            }
+impl Serialize for ByteLimit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Some(bytes) => number(bytes, serializer),
+            None => serializer.serialize_str("none"),
         }
-
-        deserializer.deserialize_any(BytesVisitor)
     }
 }
 
@@ -113,7 +186,7 @@ impl FromStr for ClipNorm {
             "none" => Ok(Self(None)),
             number => match number.parse() {
                 Ok(norm) => Ok(Self(Some(norm))),
-                Err(_) => Err("expected a number or `none`"),
+                Err(_) => Err("expected a number or none"),
             },
         }
     }
@@ -128,34 +201,107 @@ impl Serialize for ClipNorm {
     }
 }
 
-impl<'de> Deserialize<'de> for ClipNorm {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ClipNormVisitor;
+/// A number, or `auto`: the planner's choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// Not decided yet.
+    Auto,
+    /// This many.
+    Of(u64),
+}
 
-        impl Visitor<'_> for ClipNormVisitor {
-            type Value = ClipNorm;
+impl FromStr for Count {
+    type Err = &'static str;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number or \"none\"")
-            }
-
-            fn visit_f64<E: Error>(self, norm: f64) -> Result<ClipNorm, E> {
-                Ok(ClipNorm(Some(norm)))
-            }
-
-            fn visit_u64<E: Error>(self, norm: u64) -> Result<ClipNorm, E> {
-                Ok(ClipNorm(Some(norm as f64)))
-            }
-
-            fn visit_i64<E: Error>(self, norm: i64) -> Result<ClipNorm, E> {
-                Ok(ClipNorm(Some(norm as f64)))
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<ClipNorm, E> {
-                text.parse().map_err(E::custom)
-            }
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            number => match number.parse() {
+                Ok(number) => Ok(Self::Of(number)),
+                Err(_) => Err("expected a whole number or auto"),
+            },
         }
+    }
+}
 
-        deserializer.deserialize_any(ClipNormVisitor)
+impl Serialize for Count {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Of(count) => number(*count, serializer),
+            Self::Auto => serializer.serialize_str("auto"),
+        }
+    }
+}
+
+/// Rows of tokens that an MLP takes at one time, or `none`: all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MlpTile(pub Option<u64>);
+
+impl FromStr for MlpTile {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Self(None)),
+            number => match number.parse() {
+                Ok(rows) => Ok(Self(Some(rows))),
+                Err(_) => Err("expected a whole number or none"),
+            },
+        }
+    }
+}
+
+impl Serialize for MlpTile {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Some(rows) => number(rows, serializer),
+            None => serializer.serialize_str("none"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads a value from a flag and from a file, and gives what a file then says.
+    fn rewritten<T: Written + Serialize + for<'de> Deserialize<'de> + PartialEq + fmt::Debug>(text: &str) -> String {
+        let value = T::read(text).unwrap();
+        let json = serde_json::to_value(&value).unwrap();
+        assert_eq!(serde_json::from_value::<T>(json.clone()).unwrap(), value, "{text}");
+        assert_eq!(serde_json::from_value::<T>(text.into()).unwrap(), value, "{text}");
+        json.to_string()
+    }
+
+    #[test]
+    fn numbers_and_words_are_kept() {
+        assert_eq!(rewritten::<Count>("auto"), "\"auto\"");
+        assert_eq!(rewritten::<Count>("12"), "12");
+        assert_eq!(rewritten::<MlpTile>("none"), "\"none\"");
+        assert_eq!(rewritten::<MlpTile>("256"), "256");
+        assert_eq!(rewritten::<ByteLimit>("none"), "\"none\"");
+        assert_eq!(rewritten::<ByteLimit>("20GiB"), (20_u64 << 30).to_string());
+        assert_eq!(rewritten::<Bytes>("18446744073709551615"), "\"18446744073709551615\"");
+        assert_eq!(rewritten::<ClipNorm>("none"), "\"none\"");
+        assert_eq!(rewritten::<ClipNorm>("1e-7"), "1e-7");
+    }
+
+    #[test]
+    fn what_is_neither_is_told_what_was_expected() {
+        for text in ["", "-1", "1.5", "Auto", "many", "99999999999999999999"] {
+            let refused = Count::read(text).unwrap_err();
+            assert!(refused.contains("whole number or auto"), "{text}: {refused}");
+            let refused = MlpTile::read(text).unwrap_err();
+            assert!(refused.contains("whole number or none"), "{text}: {refused}");
+        }
+        for text in ["auto", "-1", "many", "5 apples"] {
+            let refused = ByteLimit::read(text).unwrap_err();
+            assert!(refused.ends_with(", or none"), "{text}: {refused}");
+        }
+        // A file's 3.0 is no whole number, and its `true` none at all.
+        for value in [serde_json::json!(3.0), serde_json::json!(-3), serde_json::json!(true)] {
+            let refused = serde_json::from_value::<Count>(value.clone()).unwrap_err();
+            assert!(refused.to_string().contains("auto"), "{value}: {refused}");
+        }
     }
 }

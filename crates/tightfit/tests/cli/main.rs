@@ -1,6 +1,8 @@
 //! The command as a user meets it: flags and files, what it prints where, exit codes, and every way to stop it.
 
 #[cfg(target_os = "linux")]
+mod batches;
+mod calibrate;
 mod files;
 mod plan;
 #[cfg(target_os = "linux")]
@@ -12,4 +14,6 @@ mod settings;
 mod stop;
 #[cfg(target_os = "linux")]
 mod streams;
+#[cfg(target_os = "linux")]
+mod techniques;
 mod util;

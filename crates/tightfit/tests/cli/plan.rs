@@ -29,6 +29,17 @@ fn a_run_that_follows_a_plan_file_is_the_same_run() {
         first.join("plan.json"),
     );
     assert_eq!(json(&expect(longer, 0, &[]))["steps"], 4);
+    // What is left to the planner, it has chosen.
+    let left = with(
+        train("--budget 512MiB --micro-batch auto --loss-chunk auto --json --plan-only"),
+        "--plan",
+        first.join("plan.json"),
+    );
+    let settings = &json(&expect(left, 0, &[]))["settings"];
+    assert_eq!(
+        (&settings["micro_batch"], &settings["loss_chunk"]),
+        (&json!(2), &json!(32))
+    );
     let printed = expect(
         with(
             train("--budget 512MiB --print-config"),
@@ -39,6 +50,17 @@ fn a_run_that_follows_a_plan_file_is_the_same_run() {
         &[],
     );
     assert_eq!(printed.stdout, fs::read_to_string(first.join("config.toml")).unwrap());
+}
+
+#[test]
+fn a_plan_file_is_the_same_on_any_machine() {
+    let dir = folder("machine");
+    let [first, second] = ["a", "b"].map(|name| dir.join(name));
+    expect(with(tiny("--plan-only"), "--out", &first), 0, &[]);
+    let flags = "--plan-only --budget 400MiB --disk 1GiB --scratch .";
+    expect(with(tiny(flags), "--out", &second), 0, &[]);
+    let [first, second] = [first, second].map(|dir| fs::read_to_string(dir.join("plan.json")).unwrap());
+    assert_eq!(first, second);
 }
 
 #[test]

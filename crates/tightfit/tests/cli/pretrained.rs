@@ -25,7 +25,7 @@ const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message
                         '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 /// A Hugging Face folder with a model of one layer.
-fn model(dir: &Path) -> PathBuf {
+pub fn model(dir: &Path) -> PathBuf {
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/tokenizers/smollm.json");
     let tokenizer = fs::read(tokenizer).unwrap();
     let parsed: Value = serde_json::from_slice(&tokenizer).unwrap();
@@ -43,7 +43,7 @@ fn model(dir: &Path) -> PathBuf {
     model
 }
 
-fn job(model: &Path, data: &Path, flags: &str) -> Command {
+pub fn job(model: &Path, data: &Path, flags: &str) -> Command {
     let steps = if flags.contains("--epochs") { "" } else { "--steps 4" };
     with(
         with(train(&format!("{JOB} {steps} {flags}")), "--model", model),
@@ -53,7 +53,7 @@ fn job(model: &Path, data: &Path, flags: &str) -> Command {
 }
 
 /// Some lines of text, all different.
-fn text(lines: usize) -> String {
+pub fn text(lines: usize) -> String {
     (0..lines)
         .map(|i| format!("Line {i} says that {} and {} make {}.\n", i, 2 * i, 3 * i))
         .collect()

@@ -1,6 +1,6 @@
 //! The built-in job, small enough to run many times.
 
-use tightfit::settings::ClipNorm;
+use tightfit::settings::{ClipNorm, Count};
 use tightfit::{Request, Settings};
 
 /// Six sequences of 32 tokens in that many micro-batches, through two layers.
@@ -10,10 +10,12 @@ pub fn small(threads: usize, micro_batches: u64, clip_norm: Option<f64>) -> Sett
         intermediate_size: Some(96),
         num_hidden_layers: Some(2),
         batch: Some(6),
-        micro_batch: Some(6 / micro_batches),
+        micro_batch: Some(Count::Of(6 / micro_batches)),
         seq: Some(32),
-        loss_chunk: Some(40),
+        loss_chunk: Some(Count::Of(40)),
         eval_batches: Some(2),
+        // The last of three batches holds two sequences.
+        eval_batch: Some(Count::Of(5)),
         clip_norm: Some(ClipNorm(clip_norm)),
         threads: Some(threads),
         ..Request::default()

@@ -4,10 +4,12 @@
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use tightfit::{Cpu, CpuTarget, DType, Driver, Feed, Plan, Results, RunError, Session, Step};
 use tightfit_cpu::{pool::Pool, simd::Isa};
 use tightfit_exec::STACK_BYTES;
+use tightfit_exec::persistent::TensorError;
 use tightfit_ir::{Binding, OutputKind};
 use tightfit_plan::{place::Effort, plan, plan::Layout, schedule};
 use tightfit_testkit::interpret::Named;
@@ -38,9 +40,11 @@ impl Machine {
         plan(schedule, &target, self.layout, Effort::default()).unwrap()
     }
 
+    /// A session, whose lower tier is beside the build.
     pub fn session(&self, step: Step) -> Session {
         let pool = Pool::new(self.threads, STACK_BYTES).unwrap();
-        let mut session = Session::on(self.plan(step), Cpu::with_isa(pool, self.isa)).unwrap();
+        let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let mut session = Session::on(self.plan(step), Cpu::with_isa(pool, self.isa), Some(scratch)).unwrap();
         session.set_poison(self.poison);
         session
     }
@@ -111,12 +115,21 @@ impl<F: FnMut(&str, u32) -> Named> Driver for Recorder<F> {
     }
 }
 
-/// Every persistent tensor.
-pub fn persistent(session: &Session) -> BTreeMap<String, Vec<f32>> {
+/// Every persistent tensor, on whichever tier.
+pub fn persistent(session: &mut Session) -> BTreeMap<String, Vec<f32>> {
     let tensors = session.plan().liveness().persistent.iter();
-    tensors
-        .map(|tensor| (tensor.name.clone(), session.persistent(&tensor.name).unwrap().to_vec()))
-        .collect()
+    let names: Vec<String> = tensors.map(|tensor| tensor.name.clone()).collect();
+    let mut all = BTreeMap::new();
+    for name in names {
+        let mut values = Vec::new();
+        let read = session.read(&name, |piece| -> Result<(), TensorError> {
+            values.extend_from_slice(piece);
+            Ok(())
+        });
+        read.unwrap();
+        all.insert(name, values);
+    }
+    all
 }
 
 /// The step with gradients read by the session, where a job would carry them to the update.

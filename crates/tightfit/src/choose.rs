@@ -1,0 +1,79 @@
+//! The choices that settings leave to the planner.
+
+use tightfit_plan::PlanError;
+use tightfit_search::Limits;
+
+use crate::failure::Failure;
+use crate::job::{Job, JobError};
+use crate::pretrained::Pretrained;
+use crate::reserve::{Before, reserve_bytes};
+use crate::settings::Settings;
+
+/// What the reserve may grow by once files are made into rows, which is after planning.
+const MARGIN_BYTES: u64 = 3 << 20;
+
+/// Plans of one choice, each beside the reserve that the one before left.
+const ATTEMPTS: u32 = 3;
+
+/// What a plan may use, of a budget of which `reserve_bytes` go to what the arena does not hold, and of a disk of which so many bytes are
+/// free.
+pub fn limits(settings: &Settings, reserve_bytes: u64, free_bytes: u64) -> Limits {
+    Limits {
+        arena_bytes: settings.budget.0.saturating_sub(reserve_bytes),
+        lower_tier_bytes: settings.disk.0.map_or(free_bytes, |disk| disk.min(free_bytes)),
+    }
+}
+
+/// Plans a job with the largest micro-batch that fits its limits, where that is left open; where none fits, with the smallest.
+/// `free_bytes` are what the disk has left.
+///
+/// Fewer sequences need less memory but for the optimizer's state and the weights, so the first that fits is the largest. Its number
+/// is in the job's settings, and from there in every file that the run writes: a resumed run does not choose again.
+///
+/// # Errors
+/// Those of [`Job::plan`].
+pub fn plan(
+    settings: &Settings,
+    pretrained: Option<&Pretrained>,
+    free_bytes: u64,
+    before: &mut Before,
+) -> Result<Job, Failure> {
+    let margin = if settings.data.is_empty() { 0 } else { MARGIN_BYTES };
+    let mut reserve = reserve_bytes(settings.threads)? + margin;
+    let mut last = None;
+    for choice in settings.choices() {
+        for _ in 0..ATTEMPTS {
+            let limits = limits(settings, reserve, free_bytes);
+            let job = match Job::within_limits(&limits, choice.clone(), pretrained) {
+                Err(error) if !matches!(error, JobError::Plan(PlanError::TooLarge | PlanError::Place { .. })) => {
+                    return Err(error.into());
+                }
+                Err(does_not_fit) => {
+                    last = Some(Err(does_not_fit));
+                    break;
+                }
+                Ok(job) => job,
+            };
+            before.end_phase()?;
+            let measured = before.reserve_bytes(job.plan.arena_bytes(), settings.threads)?;
+            let in_memory = job.plan.fit(settings.budget.0, measured).is_ok();
+            if in_memory && job.plan.lower_tier_bytes() <= limits.lower_tier_bytes {
+                return Ok(job);
+            }
+            last = Some(Ok(job));
+            if measured <= reserve {
+                break;
+            }
+            // The plan has grown the reserve, and leaves a smaller arena.
+            reserve = measured + margin;
+        }
+    }
+    match last {
+        Some(job) => Ok(job?),
+        None => Ok(Job::within_limits(
+            &limits(settings, reserve, free_bytes),
+            settings.clone(),
+            pretrained,
+        )?),
+    }
+}
