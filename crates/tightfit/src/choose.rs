@@ -43,6 +43,8 @@ pub fn plan(
     let mut last = None;
     for choice in settings.choices() {
         for _ in 0..ATTEMPTS {
+            // One plan at a time is in memory.
+            drop(last.take());
             let limits = limits(settings, reserve, free_bytes);
             let job = match Job::within_limits(&limits, choice.clone(), pretrained) {
                 Err(error) if !matches!(error, JobError::Plan(PlanError::TooLarge | PlanError::Place { .. })) => {

@@ -54,15 +54,16 @@ impl Before {
     }
 
     /// [`reserve_bytes`] of a process that now maps an arena of `arena_bytes`; or more, where a phase before has taken more than both.
-    /// What it takes more than when it was measured last is left to the headroom, as long as that is little: a plan that was made beside
-    /// a reserve still fits when that is measured again.
+    /// As long as it takes little more or less than when it was measured last, that counts: a plan that was made beside a reserve still
+    /// fits when that is measured again, and the little is in the headroom.
     ///
     /// # Errors
     /// As [`reserve_bytes`].
     pub fn reserve_bytes(&mut self, arena_bytes: u64, threads: usize) -> Result<u64, MemoryError> {
         let before = self.peak.saturating_sub(arena_bytes).next_multiple_of(UNIT_BYTES);
         let needed = needed_bytes(threads)?;
-        if needed > self.reserve + HEADROOM_BYTES / 16 {
+        let little = HEADROOM_BYTES / 16;
+        if needed > self.reserve + little || needed + UNIT_BYTES + little < self.reserve {
             self.reserve = needed.next_multiple_of(UNIT_BYTES);
         }
         Ok(self.reserve.max(before))
