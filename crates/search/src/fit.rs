@@ -8,17 +8,17 @@
 //! Blocks that keep least come first: the backward begins with the last block, when all others' results are alive and there is
 //! least room to make anything again.
 
-use serde::{Deserialize, Serialize};
-use tightfit_ir::{NodeId, Phase, Step, Target, ValueId};
-use tightfit_pass::{Offload, PassError, TRAIN, offload, recompute};
+use tightfit_ir::{NodeId, Phase, Step, Target};
+use tightfit_pass::{PassError, SMALLEST, TRAIN};
 use tightfit_plan::place::Effort;
 use tightfit_plan::plan::{Draft, Layout};
 use tightfit_plan::{Plan, PlanError, Prediction, schedule};
 
 use crate::blocks::{Blocks, Class};
+use crate::choice::{Choice, ProgramChoice};
 use crate::explain::{ClassChoice, Explanation, Reason, WayChoice};
 use crate::knapsack::{Capacity, Group, Item, Selection, choose};
-use crate::menu::{MIN_OFFLOAD_BYTES, Way, menu, whole_block, with_offload};
+use crate::menu::{Way, menu, whole_block, with_offload};
 
 /// Plans that are made while searching.
 pub const MAX_ROUNDS: u32 = 8;
@@ -60,7 +60,7 @@ pub struct Tiers {
     pub weights: bool,
     /// Saved activations.
     pub activations: Activations,
-    /// Bytes on their way at one time: see [`Offload::window`].
+    /// Bytes on their way at one time: see [`Offload::window`](tightfit_pass::Offload::window).
     pub window: u64,
 }
 
@@ -88,68 +88,6 @@ pub enum FitError {
     /// No order or placement.
     #[error(transparent)]
     Plan(#[from] PlanError),
-}
-
-/// What is done to a step. It can be kept and applied to the same step again.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Choice {
-    /// Each training program that runs a backward.
-    pub programs: Vec<ProgramChoice>,
-    /// Whether the optimizer's state is on the lower tier.
-    pub offload_optimizer: bool,
-    /// Whether weights are.
-    pub offload_weights: bool,
-    /// Bytes on their way at one time: see [`Offload::window`].
-    pub window: u64,
-}
-
-/// What is done to one program, by its own numbers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProgramChoice {
-    /// Its name.
-    pub program: String,
-    /// Forward nodes that run again for the backward.
-    pub recompute: Vec<NodeId>,
-    /// Results that stay for those to start from.
-    pub keep: Vec<ValueId>,
-    /// Results that leave memory between the forward and the backward, by node and number: recomputing renumbers values, but no
-    /// forward node. None, unless the limits allow any.
-    pub offload: Vec<(NodeId, usize)>,
-}
-
-impl Choice {
-    /// The step with this done to it; when transfers begin depends on the target's speeds.
-    ///
-    /// # Errors
-    /// A technique does not apply.
-    pub fn apply(&self, step: Step, target: &dyn Target) -> Result<Step, PassError> {
-        let mut chosen = self.programs.iter().filter(|choice| !choice.recompute.is_empty());
-        let step = chosen.try_fold(step, |step, choice| {
-            recompute(step, &choice.program, &choice.recompute, &choice.keep)
-        })?;
-        if !self.offloads() {
-            return Ok(step);
-        }
-        let activations = self.programs.iter();
-        let activations = activations.map(|choice| (choice.program.clone(), choice.offload.clone()));
-        let moved = Offload {
-            optimizer: self.offload_optimizer,
-            weights: self.offload_weights,
-            activations: activations.collect(),
-            window: self.window,
-        };
-        offload(step, &moved, target)
-    }
-
-    /// Whether anything is on the lower tier.
-    pub fn offloads(&self) -> bool {
-        self.offload_optimizer || self.offload_weights || self.programs.iter().any(|choice| !choice.offload.is_empty())
-    }
-
-    /// Whether anything is recomputed.
-    pub fn recomputes(&self) -> bool {
-        self.programs.iter().any(|choice| !choice.recompute.is_empty())
-    }
 }
 
 /// The plan that was found.
@@ -183,9 +121,8 @@ pub(crate) fn fit_on(
     recompute: Recompute,
 ) -> Result<Fit, FitError> {
     let mut search = Search::new(tiers, step, backend, limits);
-    let all = search.selection(u64::MAX);
     match recompute {
-        Recompute::None => search.finish(all, Reason::KeepAll),
+        Recompute::None => search.finish(u64::MAX, Reason::KeepAll),
         Recompute::Block => {
             search.menus = search
                 .blocks
@@ -193,19 +130,14 @@ pub(crate) fn fit_on(
                 .iter()
                 .map(|class| vec![whole_block(class)])
                 .collect();
-            let blocks = search.selection(u64::MAX);
-            search.finish(blocks, Reason::WholeBlocks)
+            search.finish(u64::MAX, Reason::WholeBlocks)
         }
-        Recompute::Bytes(kept_bytes) => {
-            let selection = search.selection(kept_bytes);
-            search.finish(selection, Reason::Asked { kept_bytes })
-        }
+        Recompute::Bytes(kept_bytes) => search.finish(kept_bytes, Reason::Asked { kept_bytes }),
         Recompute::Percent(percent) => {
             let kept_bytes = (search.blocks.saved_bytes() as f64 * percent / 100.0) as u64;
-            let selection = search.selection(kept_bytes);
-            search.finish(selection, Reason::Asked { kept_bytes })
+            search.finish(kept_bytes, Reason::Asked { kept_bytes })
         }
-        Recompute::Auto => search.auto(all),
+        Recompute::Auto => search.auto(),
     }
 }
 
@@ -324,11 +256,20 @@ impl<'a> Search<'a> {
             };
             groups.iter().map(of_group).sum()
         };
-        let within = |least: u64| {
-            let bytes = kept_bytes.max(least);
-            choose(&groups, Capacity { bytes, link_seconds })
-        };
-        let selection = within(least(f64::INFINITY)).or_else(|| within(least(0.0)));
+        let within = |bytes: u64| choose(&groups, Capacity { bytes, link_seconds });
+        let mut selection = within(kept_bytes.max(least(f64::INFINITY)));
+        if selection.is_none() {
+            // The limit of the link is what keeps it from being less: as little as that allows.
+            let (mut low, mut high) = (kept_bytes.max(least(f64::INFINITY)), kept_bytes.max(least(0.0)));
+            selection = within(high);
+            while high - low > (self.blocks.saved_bytes() / WORTHWHILE).max(1) {
+                let middle = low + (high - low) / 2;
+                match within(middle) {
+                    Some(smaller) => (selection, high) = (Some(smaller), middle),
+                    None => low = middle,
+                }
+            }
+        }
         selection.unwrap_or(Selection {
             counts: Vec::new(),
             total: Item {
@@ -397,37 +338,52 @@ impl<'a> Search<'a> {
         })
     }
 
+    /// The choice that keeps at most that many bytes, and its plan. Where it offloads more than the lower tier holds, it is made again with
+    /// less of the link, which stays the limit from there on.
+    fn attempt(&mut self, kept_bytes: u64, effort: Effort) -> Result<Found, FitError> {
+        loop {
+            let selection = self.selection(kept_bytes);
+            let plan = self.plan(&selection, effort)?;
+            let excess = match &plan {
+                Planned::Placed(plan) => plan.lower_tier_bytes().saturating_sub(self.limits.lower_tier_bytes),
+                Planned::TooLarge(_) => 0,
+            };
+            let used = selection.total.link_seconds;
+            match &mut self.tiers.activations {
+                Activations::AsNeeded { link_seconds } if excess > 0 && used > 0.0 => {
+                    let link = self.target.link();
+                    let spare = excess as f64 * (link.read.recip() + link.write.recip());
+                    *link_seconds = match self.rounds < MAX_ROUNDS {
+                        true => (used - spare).max(0.0),
+                        false => 0.0,
+                    };
+                }
+                _ => return Ok(Found { selection, plan }),
+            }
+        }
+    }
+
     /// As little as makes the arena fit.
-    fn auto(mut self, all: Selection) -> Result<Fit, FitError> {
+    fn auto(mut self) -> Result<Fit, FitError> {
         let limit = self.limits.arena_bytes;
-        let whole = self.plan(&all, Effort::default())?;
-        if whole.arena_bytes() <= limit || self.blocks.saved_bytes() == 0 {
-            return self.done(
-                Found {
-                    selection: all,
-                    plan: whole,
-                },
-                Reason::Fits,
-            );
+        let whole = self.attempt(u64::MAX, Effort::default())?;
+        let needed_bytes = whole.plan.arena_bytes();
+        if needed_bytes <= limit || self.blocks.saved_bytes() == 0 {
+            return self.done(whole, Reason::Fits);
         }
         let reason = Reason::Arena {
-            needed_bytes: whole.arena_bytes(),
+            needed_bytes,
             limit_bytes: limit,
         };
-        let least = self.selection(0);
+        let least = self.selection(0).total.bytes;
         // The last limits of kept bytes that did and did not fit.
-        let (mut low, mut high) = (None::<u64>, all.total.bytes);
+        let (mut low, mut high) = (None::<u64>, whole.selection.total.bytes);
         let mut best: Option<Found> = None;
-        let mut kept = high.saturating_sub(whole.arena_bytes() - limit);
-        let mut lightest = Found {
-            selection: all,
-            plan: whole,
-        };
+        let mut kept = high.saturating_sub(needed_bytes - limit);
+        let mut lightest = whole;
         while self.rounds < MAX_ROUNDS {
-            let selection = self.selection(kept);
-            let plan = self.plan(&selection, Effort::QUICK)?;
-            let (bytes, arena) = (selection.total.bytes, plan.arena_bytes());
-            let found = Found { selection, plan };
+            let found = self.attempt(kept, Effort::QUICK)?;
+            let (bytes, arena) = (found.selection.total.bytes, found.plan.arena_bytes());
             let next = if arena <= limit {
                 low = Some(bytes.max(kept.min(high)));
                 best = Some(found);
@@ -441,12 +397,12 @@ impl<'a> Search<'a> {
                     lightest = found;
                 }
                 high = bytes;
-                if bytes <= least.total.bytes {
+                if bytes <= least {
                     break;
                 }
-                kept.min(bytes).saturating_sub(arena - limit).max(least.total.bytes)
+                kept.min(bytes).saturating_sub(arena - limit).max(least)
             };
-            let floor = low.unwrap_or(least.total.bytes);
+            let floor = low.unwrap_or(least);
             if high.saturating_sub(floor) <= self.blocks.saved_bytes() / WORTHWHILE && low.is_some() {
                 break;
             }
@@ -455,10 +411,9 @@ impl<'a> Search<'a> {
                 next => next,
             };
         }
-        if best.is_none() && high > least.total.bytes {
+        if best.is_none() && high > least {
             // Where what is kept leaves memory, the arena hardly depends on how much that is.
-            let plan = self.plan(&least, Effort::QUICK)?;
-            let found = Found { selection: least, plan };
+            let found = self.attempt(0, Effort::QUICK)?;
             if found.plan.arena_bytes() < lightest.plan.arena_bytes() {
                 lightest = found;
             }
@@ -470,9 +425,9 @@ impl<'a> Search<'a> {
         self.done(found, reason)
     }
 
-    fn finish(mut self, selection: Selection, reason: Reason) -> Result<Fit, FitError> {
-        let plan = self.plan(&selection, Effort::default())?;
-        self.done(Found { selection, plan }, reason)
+    fn finish(mut self, kept_bytes: u64, reason: Reason) -> Result<Fit, FitError> {
+        let found = self.attempt(kept_bytes, Effort::default())?;
+        self.done(found, reason)
     }
 
     fn done(self, Found { selection, plan }: Found, reason: Reason) -> Result<Fit, FitError> {
@@ -560,7 +515,7 @@ pub(crate) fn seconds(step: &Step, target: &dyn Target) -> (f64, f64) {
 
 /// What enters blocks and stays for their backward, as far as it is large enough to leave memory.
 fn large_entries(blocks: &Blocks) -> Vec<(NodeId, usize)> {
-    let large = blocks.entries.iter().filter(|entry| entry.bytes >= MIN_OFFLOAD_BYTES);
+    let large = blocks.entries.iter().filter(|entry| entry.bytes >= SMALLEST);
     large.map(|entry| (entry.node, entry.output)).collect()
 }
 
@@ -572,6 +527,6 @@ fn large_results(class: &Class, way: &Way) -> Vec<(usize, usize)> {
         .enumerate()
         .filter(|(part, _)| !way.recomputed.contains(part));
     let results = kept.flat_map(|(part, saved)| saved.saved.iter().map(move |&(output, bytes)| (part, output, bytes)));
-    let large = results.filter(|&(.., bytes)| bytes >= MIN_OFFLOAD_BYTES);
+    let large = results.filter(|&(.., bytes)| bytes >= SMALLEST);
     large.map(|(part, output, _)| (part, output)).collect()
 }

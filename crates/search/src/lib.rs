@@ -12,12 +12,14 @@
 //! applied in one place, [`Choice::apply`].
 
 pub mod blocks;
+pub mod choice;
 pub mod explain;
 pub mod fit;
 pub mod knapsack;
 pub mod menu;
 pub mod tiers;
 
+pub use choice::Choice;
 pub use explain::Explanation;
-pub use fit::{Backend, Choice, Fit, FitError, Limits, Recompute};
+pub use fit::{Backend, Fit, FitError, Limits, Recompute};
 pub use tiers::{Offload, Request, fit};

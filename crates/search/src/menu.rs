@@ -13,6 +13,8 @@
 
 use std::collections::BTreeMap;
 
+use tightfit_pass::SMALLEST;
+
 use crate::blocks::{Class, Part};
 
 /// Ways that are followed at a time.
@@ -20,9 +22,6 @@ pub const MAX_WAYS: usize = 4096;
 
 /// Parts that save less than this fraction of their block are not worth running again by themselves.
 const TINY: u64 = 64;
-
-/// Buffers smaller than this stay in memory: a transfer of so little costs more than its bytes.
-pub const MIN_OFFLOAD_BYTES: u64 = 64 << 10;
 
 /// One way.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -64,7 +63,7 @@ pub fn with_offload(class: &Class, menu: &[Way]) -> Vec<Way> {
                 .iter()
                 .map(move |&(output, bytes)| (part, output, bytes))
         });
-        let mut results: Vec<_> = results.filter(|&(.., bytes)| bytes >= MIN_OFFLOAD_BYTES).collect();
+        let mut results: Vec<_> = results.filter(|&(.., bytes)| bytes >= SMALLEST).collect();
         results.sort_by_key(|&(part, output, bytes)| (u64::MAX - bytes, part, output));
         let mut next = way.clone();
         for (part, output, bytes) in results {

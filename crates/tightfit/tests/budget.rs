@@ -109,8 +109,6 @@ fn a_limit_of_the_system_at_the_planned_total_is_enough() {
     for shape in SHAPES {
         let report_free = report(&train(shape, 512 * MIB));
         let planned = bytes(&report_free, "arena_bytes") + bytes(&report_free, "reserve_bytes");
-        // The reserve is measured anew by each process. Rarely, two of them are one MiB apart.
-        let planned = planned + MIB;
         // RLIMIT_DATA counts all private memory that may be written, touched or not; the shell counts in KiB.
         let limited = |limit: u64| {
             let mut command = Command::new("sh");
