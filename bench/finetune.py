@@ -13,11 +13,12 @@ i32[steps, T], what a step reads, T rows of tokens:
     doc_start   the first row of the document that a row belongs to, which sees nothing before it
                                        (without it: 0)
 
-Several sequences of one batch are several documents, as they are in tightfit. f32; AdamW with decay on
+Several sequences of one batch are several documents, as they are in tightfit. All weights in f32, or by --method
+adapters on them (see torch_models.py), which --adapter takes from a PEFT folder; AdamW with decay on
 matrices only; gradients clipped by their global norm; the learning rate of tightfit's schedule. The options
-have tightfit's names and defaults.
+have tightfit's names and defaults. --held-out names a file like BATCHES to evaluate on after the last step.
 
-Writes one line {"step", "loss", "grad_norm", "lr", "seconds"} per step, as tightfit's metrics.jsonl does.
+Writes one line {"step", "loss", "grad_norm", "lr", "seconds", "eval_loss"} per step, as tightfit's metrics.jsonl does.
 --compare exits 1 where a step's loss differs by more than --tolerance of PyTorch's. To compare an earlier --out
 without training again:
 
@@ -32,6 +33,8 @@ import pathlib
 import sys
 import time
 
+import torch_models
+
 IGNORE_INDEX = -100
 
 
@@ -43,6 +46,10 @@ def parse_args():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model", type=pathlib.Path, nargs="?")
     p.add_argument("batches", type=pathlib.Path, nargs="?")
+    p.add_argument("--method", choices=torch_models.METHODS, default="full")
+    p.add_argument("--dtype", choices=torch_models.DTYPES, default="f32", help="bf16 runs under autocast")
+    p.add_argument("--adapter", type=pathlib.Path, metavar="DIR", help="start from this PEFT adapter")
+    p.add_argument("--held-out", type=pathlib.Path, metavar="FILE", help="batches to evaluate on at the end")
     p.add_argument("--steps", type=int, help="stop after this many (default: all batches)")
     p.add_argument("--total-steps", type=int, help="steps of the learning rate schedule (default: the batches)")
     p.add_argument("--lr", type=float, default=3e-3)
@@ -64,6 +71,8 @@ def parse_args():
         p.error("--curve needs --compare")
     if not args.curve and not (args.model and args.batches):
         p.error("MODEL and BATCHES.safetensors are needed to train")
+    if args.adapter and args.method == "full":
+        p.error("--adapter needs --method lora or qlora")
     return args
 
 
@@ -109,50 +118,73 @@ def document_mask(doc_start):
     return ((row[None, :] <= row[:, None]) & (row[None, :] >= doc_start[:, None]))[None, None]
 
 
-def train(args):
-    """The metrics of each step; the loss and norm are those before its update."""
-    import torch
+def batch_loss(model, batches, index, dtype):
+    """The mean loss of one batch; logits become f32 first."""
     import torch.nn.functional as F
-    from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(args.threads)
-    batches = read_batches(args.batches)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="sdpa")
-    model.train()
-    params = list(model.parameters())
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in params if p.ndim > 1], "weight_decay": args.weight_decay},
-            {"params": [p for p in params if p.ndim == 1], "weight_decay": 0.0},
-        ],
-        betas=(args.beta1, args.beta2), eps=args.adam_eps, fused=True,
-    )
-    max_norm = math.inf if args.clip_norm == "none" else float(args.clip_norm)
-    available = len(batches["tokens"])
-    total = args.total_steps or available
-    for step in range(min(args.steps or available, available)):
-        start = time.perf_counter()
-        lr = learning_rate(step, total, args)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        batch = {name: tensor[step] for name, tensor in batches.items()}
+    batch = {name: tensor[index] for name, tensor in batches.items()}
+    with torch_models.autocast(dtype):
         logits = model(
             input_ids=batch["tokens"][None],
             position_ids=batch["positions"][None],
             attention_mask=document_mask(batch["doc_start"]),
             use_cache=False,
         ).logits[0]
-        loss = F.cross_entropy(logits, batch["targets"], ignore_index=IGNORE_INDEX)
+    return F.cross_entropy(logits.float(), batch["targets"], ignore_index=IGNORE_INDEX)
+
+
+def evaluate(model, batches, dtype):
+    """The mean loss over the targets of all batches."""
+    import torch
+
+    total = tokens = 0
+    model.eval()
+    with torch.no_grad():
+        for index, targets in enumerate(batches["targets"]):
+            counted = int((targets != IGNORE_INDEX).sum())
+            total += batch_loss(model, batches, index, dtype).item() * counted
+            tokens += counted
+    model.train()
+    return total / tokens
+
+
+def train(args):
+    """The metrics of each step; the loss and norm are those before its update."""
+    import torch
+
+    args.dtype = torch_models.resolve(args.dtype)
+    torch.set_num_threads(args.threads)
+    batches = read_batches(args.batches)
+    held_out = read_batches(args.held_out) if args.held_out else None
+    model = torch_models.load(args.model, args.method, args.dtype, checkpointing=False, adapter=args.adapter)
+    matrices, vectors = torch_models.trainable(model)
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": args.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(args.beta1, args.beta2), eps=args.adam_eps, fused=True,
+    )
+    max_norm = math.inf if args.clip_norm == "none" else float(args.clip_norm)
+    available = len(batches["tokens"])
+    total = args.total_steps or available
+    steps = min(args.steps or available, available)
+    for step in range(steps):
+        start = time.perf_counter()
+        lr = learning_rate(step, total, args)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        loss = batch_loss(model, batches, step, args.dtype)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(params, max_norm)
+        norm = torch.nn.utils.clip_grad_norm_(matrices + vectors, max_norm)
         optimizer.step()
+        seconds = time.perf_counter() - start
+        last = step + 1 == steps
         yield {
             "step": step + 1,
             "loss": loss.item(),
             "grad_norm": norm.item(),
             "lr": lr,
-            "seconds": round(time.perf_counter() - start, 3),
+            "seconds": round(seconds, 3),
+            "eval_loss": evaluate(model, held_out, args.dtype) if held_out and last else None,
         }
 
 

@@ -116,6 +116,16 @@ def safetensors_files():
         data += size
     header = compact(tensors)
     yield "file", struct.pack("<Q", len(header)) + header + bytes(data)
+    # Bytes of a [3, 32] matrix of each quantised format: docs/quantisation.md.
+    sizes = {"int8": 108, "int4": 56, "nf4": 58, "q8_0": 102}
+    listed = {name: {"format": name, "shape": [3, 32]} for name in sizes}
+    tensors = {"__metadata__": {"tightfit.quantized": compact(listed).decode()}}
+    data = 0
+    for name, size in sizes.items():
+        tensors[name] = {"dtype": "U8", "shape": [size], "data_offsets": [data, data + size]}
+        data += size
+    header = compact(tensors)
+    yield "quantized", struct.pack("<Q", len(header)) + header + bytes(data)
     shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     yield "index", compact({"metadata": {"total_size": 8}, "weight_map": {"a": shards[0], "b": shards[1], "c": shards[0]}})
 
@@ -225,7 +235,7 @@ def rows_files():
 JSON = "true false null 0 -1 1e999 0.5 4294967295 18446744073709551616 \\u0000 \\ud800 {} [] \"\"".split()
 WORDS = {
     "gguf": "output.weight blk.0.attn_q.bias rope.scale_linear split.count none linear model".split(),
-    "safetensors": JSON + "BOOL U8 I8 F8_E5M2 I16 U16 F64 C64 F6_E2M3 ../a / \\\\".split(),
+    "safetensors": JSON + "tightfit.quantized format int8 int4 nf4 q8_0 BOOL U8 I8 F8_E5M2 I16 U16 F64 C64 F6_E2M3 ../a / \\\\".split(),
     "config": JSON + "yarn dynamic default linear llama3 type rope_type attention_factor mscale use_sliding_window".split(),
     "tokenizer_json": JSON + "MergedWithPrevious MergedWithNext Contiguous Removed Precompiled FixedLength length CTC BPEDecoder NFKC NFD NFKD \\\\p{L} (?i: (?= (?! (?<= \\\\1".split(),
     "tokenizer_gguf": "smollm tekken llama3 tokenizer.ggml.eos_token_id tokenizer.ggml.unknown_token_id tokenizer.ggml.padding_token_id tokenizer.ggml.eot_token_id tokenizer.ggml.add_eos_token tokenizer.chat_template".split(),

@@ -9,7 +9,8 @@
 
 use std::io::{self, BufRead, Write};
 use std::time::{Duration, Instant};
-use tightfit_cpu::gemm::{Gemm, View, WORKSPACE_ALIGN, workspace_bytes};
+use tightfit_cpu::floats::Floats;
+use tightfit_cpu::gemm::{Form, Gemm, View, WORKSPACE_ALIGN};
 use tightfit_cpu::pool::Pool;
 use tightfit_cpu::simd::Isa;
 
@@ -85,7 +86,7 @@ fn measure(pool: &Pool, shape: Shape) -> [f64; 3] {
     let (a, b): (Vec<f32>, Vec<f32>) = (values(m * k), values(k * n));
     let mut c = vec![0.0f32; m * n];
     let isa = Isa::detect();
-    let bytes = workspace_bytes(isa, m, n, k, pool.threads()) as usize;
+    let bytes = Form::new(m, n, k).workspace_bytes(isa, pool.threads()) as usize;
     let mut workspace = vec![0u8; bytes + WORKSPACE_ALIGN];
     let aligned = workspace.as_ptr().align_offset(WORKSPACE_ALIGN);
     let (a, b) = (shape.a(&a), shape.b(&b));
@@ -105,8 +106,8 @@ fn measure(pool: &Pool, shape: Shape) -> [f64; 3] {
                             n,
                             k,
                             a,
-                            b,
-                            c,
+                            b: b.into(),
+                            c: Floats::of_mut(c),
                             c_stride: n,
                             add: None,
                             bias: None,
@@ -138,14 +139,23 @@ fn seconds(repeats: usize, f: &mut impl FnMut()) -> f64 {
     start.elapsed().as_secs_f64() / repeats as f64
 }
 
+/// Where a matrix is, with the floats from row to row and from column to column.
+fn strides(view: View) -> (*const f32, isize, isize) {
+    let (data, stride) = (view.data.address().cast_const().cast(), view.stride as isize);
+    match view.transposed {
+        true => (data, 1, stride),
+        false => (data, stride, 1),
+    }
+}
+
 unsafe fn gemm_crate(threads: usize, shape: Shape, a: View, b: View, c: *mut f32) {
     let Shape { m, n, k, .. } = shape;
-    let (cs, rs) = (|v: View| v.col_stride as isize, |v: View| v.row_stride as isize);
+    let ((a, rsa, csa), (b, rsb, csb)) = (strides(a), strides(b));
     // SAFETY: the caller's contract.
     unsafe {
         #[rustfmt::skip]
         gemm::gemm(
-            m, n, k, c, 1, n as isize, false, a.ptr, cs(a), rs(a), b.ptr, cs(b), rs(b),
+            m, n, k, c, 1, n as isize, false, a, csa, rsa, b, csb, rsb,
             0.0, 1.0, false, false, false, gemm::Parallelism::Rayon(threads),
         );
     }
@@ -153,12 +163,12 @@ unsafe fn gemm_crate(threads: usize, shape: Shape, a: View, b: View, c: *mut f32
 
 unsafe fn matrix_multiply(shape: Shape, a: View, b: View, c: *mut f32) {
     let Shape { m, n, k, .. } = shape;
-    let (cs, rs) = (|v: View| v.col_stride as isize, |v: View| v.row_stride as isize);
+    let ((a, rsa, csa), (b, rsb, csb)) = (strides(a), strides(b));
     // SAFETY: the caller's contract.
     unsafe {
         #[rustfmt::skip]
         matrixmultiply::sgemm(
-            m, k, n, 1.0, a.ptr, rs(a), cs(a), b.ptr, rs(b), cs(b), 0.0, c, n as isize, 1,
+            m, k, n, 1.0, a, rsa, csa, b, rsb, csb, 0.0, c, n as isize, 1,
         );
     }
 }

@@ -8,13 +8,13 @@ mod stopwatch;
 use std::time::Duration;
 
 use tightfit_ir::op::{
-    Accumulate, AdamW, Add, Approximate, Attention, AttentionBackward, Gelu, GeluBackward, Linear, LinearBackwardInput,
-    LinearBackwardWeight, Op, RmsNorm, RmsNormBackward, Rope, RopeTable, SoftmaxCrossEntropy,
-    SoftmaxCrossEntropyBackward, SwiGlu, SwiGluBackward,
+    Accumulate, AdamW, AdamW8bit, Add, Approximate, Attention, AttentionBackward, Gelu, GeluBackward, Linear,
+    LinearBackwardInput, LinearBackwardWeight, Op, RmsNorm, RmsNormBackward, Rope, RopeTable, Rounding, STATE_BLOCK,
+    SoftmaxCrossEntropy, SoftmaxCrossEntropyBackward, SwiGlu, SwiGluBackward,
 };
-use tightfit_ir::{Link, Type};
+use tightfit_ir::{DType, Link, Type};
 
-use crate::gemm;
+use crate::gemm::Form;
 use crate::profile::{Passes, Profile, Rows};
 use crate::run::Cpu;
 use crate::target::size;
@@ -35,7 +35,7 @@ const PRODUCTS: [[u64; 3]; 5] = [
 ];
 
 /// Measurements that [`calibrate`] makes: as often it calls `progress`.
-pub const MEASUREMENTS: usize = 3 * PRODUCTS.len() + 17;
+pub const MEASUREMENTS: usize = 3 * PRODUCTS.len() + 18;
 
 /// How long each of them should take: all together a quarter of a minute.
 pub const SPAN: Duration = Duration::from_millis(400);
@@ -100,12 +100,18 @@ impl Bench<'_> {
         fit(&samples)
     }
 
-    /// `shape`: m, n and k of the product that the kernel makes of the operation.
-    fn sample(&mut self, op: impl Into<Op>, inputs: &[Type], shape: (usize, usize, usize), copied_a: bool) -> Sample {
+    /// With m, n and k of the product that the kernel makes of the operation.
+    fn sample(
+        &mut self,
+        op: impl Into<Op>,
+        inputs: &[Type],
+        (m, n, k): (usize, usize, usize),
+        transposed_a: bool,
+    ) -> Sample {
         let run = self.run("matrix products", op, inputs);
         Sample {
             flops: run.cost.flops as f64,
-            bytes: gemm::traffic_bytes(self.cpu.target().isa, shape, copied_a),
+            bytes: Form::new(m, n, k).traffic_bytes(self.cpu.target().isa, transposed_a),
             seconds: run.seconds,
         }
     }
@@ -168,9 +174,18 @@ impl Bench<'_> {
             beta2: 0.95,
             eps: 1e-8,
             weight_decay: 0.1,
-            max_norm: None,
+            factor: false,
+            rounding: Rounding::Nearest,
         };
         let state = [&[x.clone(), x.clone()], &two[..], &[count.clone(), count.clone()]].concat();
+        let codes = Type::new(DType::U8, x.shape.clone());
+        let absmax = Type::f32([x.shape.elements().div_ceil(STATE_BLOCK)]);
+        let codes = [
+            &[x.clone(), x.clone()],
+            &[codes.clone(), absmax.clone(), codes, absmax][..],
+            &[count.clone(), count.clone()],
+        ]
+        .concat();
         let mut bytes = |what, op: Op, inputs: &[Type]| self.run(what, op, inputs).bytes();
         Passes {
             memory: bytes("memory", Add {}.into(), &two),
@@ -197,10 +212,15 @@ impl Bench<'_> {
             ),
             softmax_backward: bytes(
                 "exponentials",
-                SoftmaxCrossEntropyBackward { ignore_index }.into(),
+                SoftmaxCrossEntropyBackward {
+                    ignore_index,
+                    scaled: false,
+                }
+                .into(),
                 &[x, rstd, targets, count],
             ),
-            adamw: bytes("the optimizer", adamw.into(), &state),
+            adamw: bytes("the optimizer", adamw.clone().into(), &state),
+            adamw_8bit: bytes("the optimizer", AdamW8bit(adamw).into(), &codes),
         }
     }
 }

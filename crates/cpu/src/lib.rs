@@ -1,6 +1,7 @@
 //! The CPU backend: kernels over pointers and sizes, in memory that the plan gives them.
 
 pub mod calibrate;
+pub mod floats;
 pub mod gemm;
 pub mod kernel;
 pub mod pool;

@@ -6,12 +6,13 @@
 //! profile that [`calibrate`](crate::calibrate::calibrate) measures.
 
 use serde::{Deserialize, Serialize};
-use tightfit_ir::op::{Attention, LinearCrossEntropy, Op, Rule};
-use tightfit_ir::{Link, Type};
+use tightfit_ir::op::{Apollo, Attention, LinearCrossEntropy, Op, Rule};
+use tightfit_ir::{DType, Link, Type};
 
-use crate::gemm;
+use crate::floats::Float;
+use crate::gemm::Form;
 use crate::simd::Isa;
-use crate::target::size;
+use crate::target::{linear_cross_entropy_shape, product_form, size};
 
 /// Speeds of one machine, with one instruction set and number of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,7 +22,7 @@ pub struct Profile {
     pub call_seconds: f64,
     /// Floating-point operations of matrix products, per second.
     pub product_flops: f64,
-    /// Weighed bytes that products move beside those (`gemm::traffic_bytes`), per second.
+    /// Weighed bytes that products move beside those (`Form::traffic_bytes`), per second.
     pub product_bytes: f64,
     /// Floating-point operations of attention, per second.
     pub attention: Rows,
@@ -47,10 +48,10 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// For that attention.
-    fn of(&self, op: &Attention) -> f64 {
+    /// For that attention on `q`. Of rows in 16 bits it works on dense copies.
+    fn of(&self, op: &Attention, q: &Type) -> f64 {
         let apart = op.kv_heads.saturating_mul(op.head_dim).saturating_mul(4);
-        match apart.is_multiple_of(4096) {
+        match apart.is_multiple_of(4096) && q.dtype == DType::F32 {
             true => self.aliased,
             false => self.spread,
         }
@@ -83,8 +84,10 @@ pub struct Passes {
     pub softmax: f64,
     /// Their gradient.
     pub softmax_backward: f64,
-    /// AdamW.
+    /// AdamW, and all other optimizers with states of 32 bits.
     pub adamw: f64,
+    /// AdamW with states of 8 bits, which are looked up.
+    pub adamw_8bit: f64,
 }
 
 /// What a figure counts.
@@ -107,8 +110,8 @@ impl Profile {
     /// vectors to compute at a fifth of the speed.
     pub fn assumed(isa: Isa, threads: usize) -> Self {
         let (products, passes) = match isa {
-            Isa::Avx512 | Isa::Avx2 => (1.0, 1.0),
-            Isa::Portable => (0.2, 0.3),
+            Isa::Avx512Bf16 | Isa::Avx512 | Isa::Avx2 => (1.0, 1.0),
+            Isa::Portable | Isa::PortableBf16 => (0.2, 0.3),
         };
         let compute = |rate: f64| rate * products * threads as f64;
         let pass = |rate: f64| rate * passes * threads.min(MEMORY_THREADS) as f64;
@@ -137,6 +140,7 @@ impl Profile {
                 softmax: pass(4.7e9),
                 softmax_backward: pass(12e9),
                 adamw: pass(28e9),
+                adamw_8bit: pass(6e9),
             },
             link: Link { read: 1e9, write: 1e9 },
         }
@@ -165,6 +169,7 @@ impl Profile {
             ("softmax", passes.softmax, Unit::Bytes),
             ("softmax backward", passes.softmax_backward, Unit::Bytes),
             ("adamw", passes.adamw, Unit::Bytes),
+            ("adamw, 8-bit states", passes.adamw_8bit, Unit::Bytes),
             ("link, read", self.link.read, Unit::Bytes),
             ("link, write", self.link.write, Unit::Bytes),
         ]
@@ -180,68 +185,91 @@ impl Profile {
     pub fn seconds(&self, isa: Isa, op: &Op, inputs: &[&Type], outputs: &[&Type]) -> f64 {
         let cost = op.cost(inputs, outputs);
         let (flops, bytes) = (cost.flops as f64, cost.bytes as f64);
-        let dim = |ty: &Type, axis| size(ty.dim(axis));
-        let shape = |inner| (dim(outputs[0], 0), dim(outputs[0], 1), inner);
         let passes = &self.passes;
+        // Arithmetic is in `f32` however numbers are stored: where it sets the pace, a pass over 16 bits is no faster.
+        let types = inputs.iter().chain(outputs);
+        let computed: f64 = types.map(|ty| 4.0 * ty.shape.elements() as f64).sum();
         let work = match op {
             // Views: nothing runs.
             Op::Reshape(_) | Op::Settle(_) => return 0.0,
-            Op::Linear(_) | Op::LinearBackwardInput(_) => self.product(isa, shape(dim(inputs[0], 1)), false),
-            Op::LinearBackwardWeight(_) => self.product(isa, shape(dim(inputs[0], 0)), true),
+            Op::Linear(_) | Op::LinearBackwardInput(_) => self.product(isa, &product_form(op, inputs, outputs), false),
+            Op::LinearBackwardWeight(_) => self.product(isa, &product_form(op, inputs, outputs), true),
             Op::LinearCrossEntropy(op) => self.linear_cross_entropy(isa, op, inputs),
-            Op::Attention(op) => flops / self.attention.of(op),
-            Op::AttentionBackward(op) => flops / self.attention_backward.of(&op.0),
+            Op::Attention(op) => flops / self.attention.of(op, inputs[0]),
+            Op::AttentionBackward(op) => flops / self.attention_backward.of(&op.0, inputs[0]),
             // A few rows against a cache: as slow as the arithmetic or as reading the cache.
             Op::CachedAttention(_) => (flops / self.attention.spread).max(bytes / passes.memory),
-            Op::RmsNorm(_) | Op::LayerNorm(_) => bytes / passes.norm,
-            Op::RmsNormBackward(_) | Op::LayerNormBackward(_) => bytes / passes.norm_backward,
-            Op::Rope(_) => bytes / passes.rope,
+            Op::RmsNorm(_) | Op::LayerNorm(_) => computed / passes.norm,
+            Op::RmsNormBackward(_) | Op::LayerNormBackward(_) => computed / passes.norm_backward,
+            Op::Rope(_) => computed / passes.rope,
             Op::RopeTable(_) => bytes / passes.rope_table,
-            Op::SwiGlu(_) => bytes / passes.swiglu,
-            Op::SwiGluBackward(_) => bytes / passes.swiglu_backward,
-            Op::Gelu(_) => bytes / passes.gelu,
-            Op::GeluBackward(_) => bytes / passes.gelu_backward,
-            Op::SoftmaxCrossEntropy(_) => bytes / passes.softmax,
-            Op::SoftmaxCrossEntropyBackward(_) => bytes / passes.softmax_backward,
-            Op::AdamW(_) => bytes / passes.adamw,
+            Op::SwiGlu(_) => computed / passes.swiglu,
+            Op::SwiGluBackward(_) => computed / passes.swiglu_backward,
+            Op::Gelu(_) => computed / passes.gelu,
+            Op::GeluBackward(_) => computed / passes.gelu_backward,
+            Op::SoftmaxCrossEntropy(_) => computed / passes.softmax,
+            Op::SoftmaxCrossEntropyBackward(_) => computed / passes.softmax_backward,
+            Op::AdamW(_) | Op::Lion(_) | Op::Sgd(_) | Op::Adafactor(_) => bytes / passes.adamw,
+            Op::AdamW8bit(_) => bytes / passes.adamw_8bit,
+            Op::Apollo(op) => self.apollo(isa, op, inputs) + bytes / passes.adamw,
             Op::Add(_)
+            | Op::Cast(_)
             | Op::BiasBackward(_)
+            | Op::Dropout(_)
             | Op::Embedding(_)
             | Op::EmbeddingBackward(_)
             | Op::Fetch(_)
+            | Op::AppliedStep(_)
             | Op::GlobalNorm(_)
+            | Op::GradientFactor(_)
             | Op::KvAppend(_)
             | Op::Norm(_)
             | Op::PadRows(_)
+            | Op::Scale(_)
             | Op::SliceRows(_)
             | Op::Store(_)
+            | Op::UpdateLossScale(_)
             | Op::Zero(_) => bytes / passes.memory,
         };
         self.call_seconds + work
     }
 
-    /// A product of `m × n` results over `k` terms.
-    fn product(&self, isa: Isa, (m, n, k): (usize, usize, usize), copied_a: bool) -> f64 {
-        let flops = 2.0 * m as f64 * n as f64 * k as f64;
-        flops / self.product_flops + gemm::traffic_bytes(isa, (m, n, k), copied_a) / self.product_bytes
+    /// A product; the micro-kernel multiplies as many words in a second whatever they hold.
+    fn product(&self, isa: Isa, form: &Form, transposed_a: bool) -> f64 {
+        let flops = 2.0 * form.m as f64 * form.n as f64 * form.k as f64;
+        let in_word = form.terms_in_word(isa) as f64;
+        flops / (in_word * self.product_flops) + form.traffic_bytes(isa, transposed_a) / self.product_bytes
+    }
+
+    /// APOLLO's projection of the gradient.
+    fn apollo(&self, isa: Isa, op: &Apollo, inputs: &[&Type]) -> f64 {
+        let (rows, cols) = (size(inputs[0].dim(0)), size(inputs[0].dim(1)));
+        let form = Form::new(rows.max(cols), size(op.rank), rows.min(cols));
+        self.product(isa, &form, rows < cols)
     }
 
     /// Chunk by chunk: logits, their loss, and the gradients that are asked for.
     fn linear_cross_entropy(&self, isa: Isa, op: &LinearCrossEntropy, inputs: &[&Type]) -> f64 {
-        let (rows, hidden, vocab) = (size(inputs[0].dim(0)), size(inputs[0].dim(1)), size(inputs[1].dim(0)));
-        let chunk = size(op.chunk).clamp(1, rows.max(1));
+        let shape = linear_cross_entropy_shape(op, inputs[0], inputs[1]);
+        let (rows, hidden, vocab) = (shape.rows, shape.hidden, shape.vocab);
+        let chunk = shape.chunk.clamp(1, rows.max(1));
+        let decoding = |form: Form, transposed| match shape.w {
+            Some(block) => form.decoding(block, transposed),
+            None => form,
+        };
         let of_chunk = |n: usize| {
             let logits = 4.0 * n as f64 * vocab as f64;
-            let mut seconds = self.product(isa, (n, vocab, hidden), false) + logits / self.passes.softmax;
+            let product = decoding(Form::new(n, vocab, hidden).stored(shape.x, Float::F32), true);
+            let mut seconds = self.product(isa, &product, false) + logits / self.passes.softmax;
             if op.input_gradient || op.weight_gradient {
                 // Read and written over.
                 seconds += 2.0 * logits / self.passes.softmax_backward;
             }
             if op.input_gradient {
-                seconds += self.product(isa, (n, hidden, vocab), false);
+                seconds += self.product(isa, &decoding(Form::new(n, hidden, vocab), false), false);
             }
             if op.weight_gradient {
-                seconds += self.product(isa, (vocab, hidden, n), true);
+                seconds += self.product(isa, &Form::new(vocab, hidden, n), true);
             }
             seconds
         };

@@ -1,13 +1,14 @@
 //! From a [`Call`] to its kernel.
 
-use tightfit_ir::op::{Accumulate, Approximate, Op};
-use tightfit_ir::{Call, Slot};
+use tightfit_ir::op::{Accumulate, AdamW, AdamW8bit, Approximate, Op, Rounding};
+use tightfit_ir::{Call, DType, Slot};
 
-use crate::gemm::{Gemm, View};
-use crate::kernel::{self, Context, GeluKind};
+use crate::floats::Floats;
+use crate::gemm::{BlockView, Gemm, Matrix, View};
+use crate::kernel::{self, Context, GeluKind, SecondMoment, Table};
 use crate::pool::Pool;
 use crate::simd::Isa;
-use crate::target::{CpuTarget, attention_shape, size};
+use crate::target::{CpuTarget, attention_shape, linear_cross_entropy_shape, size, stored};
 
 /// The CPU backend: threads and an instruction set.
 #[derive(Debug)]
@@ -76,6 +77,46 @@ impl Frame<'_> {
         self.at::<f32>(&self.call.inputs[index]).cast_const()
     }
 
+    /// An operand that may be stored in 16 bits.
+    fn floats(&self, index: usize) -> Floats {
+        let slot = &self.call.inputs[index];
+        Floats::new(self.at(slot), stored(&slot.ty))
+    }
+
+    /// A result that may be stored in 16 bits.
+    fn result(&self, index: usize) -> Floats {
+        let slot = &self.call.outputs[index];
+        Floats::new(self.at(slot), stored(&slot.ty))
+    }
+
+    /// An embedding's table.
+    fn table(&self, index: usize) -> Table {
+        match self.call.inputs[index].ty.dtype {
+            DType::Block(block) => Table::Block(block, self.at::<u8>(&self.call.inputs[index]).cast_const()),
+            _ => Table::Floats(self.floats(index)),
+        }
+    }
+
+    /// A matrix of numbers.
+    fn view(&self, index: usize) -> View {
+        View::rows_of(self.floats(index), self.dim(index, 1))
+    }
+
+    /// A matrix that may be quantised.
+    fn matrix(&self, index: usize) -> Matrix {
+        let slot = &self.call.inputs[index];
+        match slot.ty.dtype {
+            DType::Block(block) => Matrix::Block(BlockView {
+                block,
+                bytes: self.at::<u8>(slot).cast_const(),
+                rows: self.dim(index, 0),
+                cols: self.dim(index, 1),
+                transposed: false,
+            }),
+            _ => self.view(index).into(),
+        }
+    }
+
     fn ids(&self, index: usize) -> *const i32 {
         self.at::<i32>(&self.call.inputs[index]).cast_const()
     }
@@ -97,9 +138,14 @@ impl Frame<'_> {
         size(self.call.inputs[index].ty.shape.elements())
     }
 
-    /// What result `output` is added to.
+    /// What result `output` is added to, where both are `f32`.
     fn addend(&self, accumulate: Accumulate, own: usize, output: usize) -> Option<*const f32> {
         accumulate.operand(own, output).map(|index| self.input(index))
+    }
+
+    /// What result `output` is added to, where both may be stored in 16 bits.
+    fn added(&self, accumulate: Accumulate, own: usize, output: usize) -> Option<Floats> {
+        accumulate.operand(own, output).map(|index| self.floats(index))
     }
 
     /// For kernels that only work in place: copies an operand to where its result goes, if that is elsewhere.
@@ -107,24 +153,50 @@ impl Frame<'_> {
     /// # Safety
     /// As [`Cpu::run`].
     unsafe fn bring(&self, output: usize, input: usize) {
-        let (from, to) = (self.input(input), self.output(output));
-        if from != to.cast_const() {
+        let from = &self.call.inputs[input];
+        let bytes = size(from.ty.bytes());
+        let (from, to) = (self.at::<u8>(from), self.at::<u8>(&self.call.outputs[output]));
+        if from != to {
             // SAFETY: both are whole tensors of one type, apart since results overlap operands exactly or not at all.
-            unsafe { to.copy_from_nonoverlapping(from, self.elements(input)) };
+            unsafe { to.copy_from_nonoverlapping(from, bytes) };
+        }
+    }
+
+    /// What every update takes, with its results where they go: after the weight and the gradient come the states, the learning rate and
+    /// the step, and the factor, if there is one.
+    ///
+    /// # Safety
+    /// As [`Cpu::run`].
+    unsafe fn update(&self, factor: bool, rounding: Rounding, weight_decay: f64) -> kernel::Update {
+        let states = self.call.outputs.len() - 1;
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.bring(0, 0);
+            (1..=states).for_each(|output| self.bring(output, output + 1));
+        }
+        kernel::Update {
+            len: self.elements(0),
+            weight: self.result(0),
+            rounding,
+            gradient: self.input(1),
+            lr: self.input(2 + states),
+            step: self.input(3 + states),
+            factor: factor.then(|| self.input(4 + states)),
+            weight_decay,
         }
     }
 
     /// `C = A·B`, plus `add` and `bias`, into result 0.
-    fn product(&self, a: View, b: View, k: usize, add: Option<*const f32>, bias: Option<*const f32>) -> Gemm {
-        let c = &self.call.outputs[0];
-        let (m, n) = (size(c.ty.dim(0)), size(c.ty.dim(1)));
+    fn product(&self, a: View, b: Matrix, k: usize, add: Option<Floats>, bias: Option<Floats>) -> Gemm {
+        let c = &self.call.outputs[0].ty;
+        let (m, n) = (size(c.dim(0)), size(c.dim(1)));
         Gemm {
             m,
             n,
             k,
             a,
             b,
-            c: self.at(c),
+            c: self.result(0),
             c_stride: n,
             add: add.map(|d| (d, n)),
             bias,
@@ -135,25 +207,24 @@ impl Frame<'_> {
 /// # Safety
 /// As [`Cpu::run`].
 unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
-    let matrix = |index| View::row_major(f.input(index), f.dim(index, 1));
     // SAFETY: the caller's contract, for every kernel below.
     unsafe {
         match &f.call.op {
             Op::Linear(op) => {
                 let own = 2 + usize::from(op.bias);
-                let bias = op.bias.then(|| f.input(2));
-                let add = f.addend(op.accumulate, own, 0);
-                f.product(matrix(0), matrix(1).transposed(), f.dim(0, 1), add, bias)
+                let bias = op.bias.then(|| f.floats(2));
+                let add = f.added(op.accumulate, own, 0);
+                f.product(f.view(0), f.matrix(1).transposed(), f.dim(0, 1), add, bias)
                     .run(cx.pool, cx.isa, f.workspace());
             }
             Op::LinearBackwardInput(op) => {
-                let add = f.addend(op.accumulate, 2, 0);
-                f.product(matrix(0), matrix(1), f.dim(0, 1), add, None)
+                let add = f.added(op.accumulate, 2, 0);
+                f.product(f.view(0), f.matrix(1), f.dim(0, 1), add, None)
                     .run(cx.pool, cx.isa, f.workspace());
             }
             Op::LinearBackwardWeight(op) => {
-                let add = f.addend(op.accumulate, 2, 0);
-                f.product(matrix(1).transposed(), matrix(0), f.dim(0, 0), add, None)
+                let add = f.added(op.accumulate, 2, 0);
+                f.product(f.view(1).transposed(), f.matrix(0), f.dim(0, 0), add, None)
                     .run(cx.pool, cx.isa, f.workspace());
             }
             Op::BiasBackward(op) => kernel::bias_backward(
@@ -161,7 +232,7 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                 &kernel::BiasBackward {
                     rows: f.dim(0, 0),
                     cols: f.dim(0, 1),
-                    dy: f.input(0),
+                    dy: f.floats(0),
                     acc: f.addend(op.accumulate, 1, 0),
                     db: f.output(0),
                 },
@@ -173,8 +244,8 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                     hidden: f.dim(1, 1),
                     vocab: f.dim(1, 0),
                     ids: f.ids(0),
-                    w: f.input(1),
-                    y: f.output(0),
+                    w: f.table(1),
+                    y: f.result(0),
                 },
             ),
             Op::EmbeddingBackward(op) => kernel::embedding_backward(
@@ -184,7 +255,7 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                     hidden: f.dim(1, 1),
                     vocab: size(op.vocab_size),
                     ids: f.ids(0),
-                    dy: f.input(1),
+                    dy: f.floats(1),
                     acc: f.addend(op.accumulate, 2, 0),
                     dw: f.output(0),
                 },
@@ -195,9 +266,9 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                     rows: f.dim(0, 0),
                     hidden: f.dim(0, 1),
                     eps: op.eps as f32,
-                    x: f.input(0),
-                    w: f.input(1),
-                    y: f.output(0),
+                    x: f.floats(0),
+                    w: f.floats(1),
+                    y: f.result(0),
                     rstd: f.output(1),
                 },
             ),
@@ -208,13 +279,13 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                     &kernel::RmsNormBackward {
                         rows: f.dim(0, 0),
                         hidden: f.dim(0, 1),
-                        x: f.input(0),
-                        w: f.input(1),
+                        x: f.floats(0),
+                        w: f.floats(1),
                         rstd: f.input(2),
-                        dy: f.input(3),
-                        acc_dx: op.input.then(|| f.addend(op.accumulate, 4, 0)).flatten(),
+                        dy: f.floats(3),
+                        acc_dx: op.input.then(|| f.added(op.accumulate, 4, 0)).flatten(),
                         acc_dw: op.weight.then(|| f.addend(op.accumulate, 4, weight)).flatten(),
-                        dx: op.input.then(|| f.output(0)),
+                        dx: op.input.then(|| f.result(0)),
                         dw: op.weight.then(|| f.output(weight)),
                         workspace: f.workspace(),
                     },
@@ -226,10 +297,10 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                     rows: f.dim(0, 0),
                     hidden: f.dim(0, 1),
                     eps: op.eps as f32,
-                    x: f.input(0),
-                    w: f.input(1),
-                    b: f.input(2),
-                    y: f.output(0),
+                    x: f.floats(0),
+                    w: f.floats(1),
+                    b: f.floats(2),
+                    y: f.result(0),
                     mean: f.output(1),
                     rstd: f.output(2),
                 },
@@ -242,15 +313,15 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                     &kernel::LayerNormBackward {
                         rows: f.dim(0, 0),
                         hidden: f.dim(0, 1),
-                        x: f.input(0),
-                        w: f.input(1),
+                        x: f.floats(0),
+                        w: f.floats(1),
                         mean: f.input(2),
                         rstd: f.input(3),
-                        dy: f.input(4),
-                        acc_dx: op.input.then(|| f.addend(op.accumulate, 5, 0)).flatten(),
+                        dy: f.floats(4),
+                        acc_dx: op.input.then(|| f.added(op.accumulate, 5, 0)).flatten(),
                         acc_dw: op.weight.then(|| f.addend(op.accumulate, 5, weight)).flatten(),
                         acc_db: op.bias.then(|| f.addend(op.accumulate, 5, bias)).flatten(),
-                        dx: op.input.then(|| f.output(0)),
+                        dx: op.input.then(|| f.result(0)),
                         dw: op.weight.then(|| f.output(weight)),
                         db: op.bias.then(|| f.output(bias)),
                         workspace: f.workspace(),
@@ -274,20 +345,20 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                     heads: f.dim(0, 1) / f.dim(1, 1),
                     head_dim: f.dim(1, 1),
                     inverse: op.inverse,
-                    x: f.input(0),
+                    x: f.floats(0),
                     cs: f.input(1),
-                    y: f.output(0),
+                    y: f.result(0),
                 },
             ),
             Op::Attention(op) => kernel::attention(
                 cx,
                 &kernel::Attention {
                     shape: attention_shape(op, &f.call.inputs[0].ty),
-                    q: f.input(0),
-                    k: f.input(1),
-                    v: f.input(2),
+                    q: f.floats(0),
+                    k: f.floats(1),
+                    v: f.floats(2),
                     doc_start: f.ids(3),
-                    o: f.output(0),
+                    o: f.result(0),
                     lse: f.output(1),
                     workspace: f.workspace(),
                 },
@@ -296,16 +367,16 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                 cx,
                 &kernel::AttentionBackward {
                     shape: attention_shape(&op.0, &f.call.inputs[0].ty),
-                    q: f.input(0),
-                    k: f.input(1),
-                    v: f.input(2),
+                    q: f.floats(0),
+                    k: f.floats(1),
+                    v: f.floats(2),
                     doc_start: f.ids(3),
-                    o: f.input(4),
+                    o: f.floats(4),
                     lse: f.input(5),
-                    d_o: f.input(6),
-                    dq: f.output(0),
-                    dk: f.output(1),
-                    dv: f.output(2),
+                    d_o: f.floats(6),
+                    dq: f.result(0),
+                    dk: f.result(1),
+                    dv: f.result(2),
                     workspace: f.workspace(),
                 },
             ),
@@ -317,9 +388,9 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                         rows: f.dim(1, 0),
                         capacity: f.dim(0, 0),
                         width: f.dim(0, 1),
-                        new: f.input(1),
+                        new: f.floats(1),
                         start: f.ids(2),
-                        cache: f.output(0),
+                        cache: f.result(0),
                     },
                 );
             }
@@ -333,31 +404,32 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                     head_dim: size(op.head_dim),
                     scale: op.scale as f32,
                     window: op.window.map(size),
-                    q: f.input(0),
-                    k: f.input(1),
-                    v: f.input(2),
+                    q: f.floats(0),
+                    k: f.floats(1),
+                    v: f.floats(2),
                     start: f.ids(3),
-                    o: f.output(0),
+                    o: f.result(0),
+                    workspace: f.workspace(),
                 },
             ),
             Op::SwiGlu(_) => kernel::swiglu(
                 cx,
                 &kernel::Swiglu {
                     len: f.elements(0),
-                    gate: f.input(0),
-                    up: f.input(1),
-                    act: f.output(0),
+                    gate: f.floats(0),
+                    up: f.floats(1),
+                    act: f.result(0),
                 },
             ),
             Op::SwiGluBackward(_) => kernel::swiglu_backward(
                 cx,
                 &kernel::SwigluBackward {
                     len: f.elements(0),
-                    gate: f.input(0),
-                    up: f.input(1),
-                    dact: f.input(2),
-                    dgate: f.output(0),
-                    dup: f.output(1),
+                    gate: f.floats(0),
+                    up: f.floats(1),
+                    dact: f.floats(2),
+                    dgate: f.result(0),
+                    dup: f.result(1),
                 },
             ),
             Op::Gelu(op) => kernel::gelu(
@@ -365,8 +437,8 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                 &kernel::Gelu {
                     len: f.elements(0),
                     kind: gelu_kind(op.approximate),
-                    x: f.input(0),
-                    y: f.output(0),
+                    x: f.floats(0),
+                    y: f.result(0),
                 },
             ),
             Op::GeluBackward(op) => kernel::gelu_backward(
@@ -374,18 +446,46 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                 &kernel::GeluBackward {
                     len: f.elements(0),
                     kind: gelu_kind(op.approximate),
-                    x: f.input(0),
-                    dy: f.input(1),
-                    dx: f.output(0),
+                    x: f.floats(0),
+                    dy: f.floats(1),
+                    dx: f.result(0),
+                },
+            ),
+            Op::Cast(_) => kernel::cast(
+                cx,
+                &kernel::Cast {
+                    len: f.elements(0),
+                    x: f.floats(0),
+                    y: f.result(0),
+                },
+            ),
+            Op::Dropout(op) => kernel::dropout(
+                cx,
+                &kernel::Dropout {
+                    op: op.clone(),
+                    rows: f.dim(0, 0),
+                    cols: f.dim(0, 1),
+                    first_token: f.ids(1),
+                    x: f.floats(0),
+                    y: f.result(0),
+                },
+            ),
+            Op::Scale(op) => kernel::scale(
+                cx,
+                &kernel::Scale {
+                    len: f.elements(0),
+                    by: op.by as f32,
+                    x: f.floats(0),
+                    y: f.result(0),
                 },
             ),
             Op::Add(_) => kernel::add(
                 cx,
                 &kernel::Add {
                     len: f.elements(0),
-                    a: f.input(0),
-                    b: f.input(1),
-                    c: f.output(0),
+                    a: f.floats(0),
+                    b: f.floats(1),
+                    c: f.result(0),
                 },
             ),
             Op::Zero(op) => kernel::zero(cx, f.output(0).cast(), size(op.ty.bytes())),
@@ -398,8 +498,8 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                     start: size(op.start),
                     rows: size(op.rows),
                     cols: f.dim(0, 1),
-                    x: f.input(0),
-                    y: f.output(0),
+                    x: f.floats(0),
+                    y: f.result(0),
                 },
             ),
             Op::PadRows(op) => kernel::pad_rows(
@@ -409,9 +509,9 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                     rows: f.dim(0, 0),
                     total: size(op.total),
                     cols: f.dim(0, 1),
-                    x: f.input(0),
-                    acc: f.addend(op.accumulate, 1, 0),
-                    y: f.output(0),
+                    x: f.floats(0),
+                    acc: f.added(op.accumulate, 1, 0),
+                    y: f.result(0),
                 },
             ),
             Op::LinearCrossEntropy(op) => {
@@ -419,18 +519,16 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                 kernel::linear_cross_entropy(
                     cx,
                     &kernel::LinearCrossEntropy {
-                        rows: f.dim(0, 0),
-                        hidden: f.dim(0, 1),
-                        vocab: f.dim(1, 0),
-                        chunk: size(op.chunk),
-                        x: f.input(0),
-                        w: f.input(1),
+                        shape: linear_cross_entropy_shape(op, &f.call.inputs[0].ty, &f.call.inputs[1].ty),
+                        x: f.floats(0),
+                        w: f.matrix(1),
                         targets: f.ids(2),
                         ignore_index: op.ignore_index,
                         token_count: f.input(3),
-                        acc_dw: weight.and_then(|output| f.addend(op.accumulate, 4, output)),
+                        scale: op.scaled.then(|| f.input(4)),
+                        acc_dw: weight.and_then(|output| f.addend(op.accumulate, op.own(), output)),
                         loss: f.output(0),
-                        dx: op.input_gradient.then(|| f.output(1)),
+                        dx: op.input_gradient.then(|| f.result(1)),
                         dw: weight.map(|output| f.output(output)),
                         workspace: f.workspace(),
                     },
@@ -441,7 +539,7 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                 &kernel::SoftmaxCrossEntropy {
                     rows: f.dim(0, 0),
                     vocab: f.dim(0, 1),
-                    logits: f.input(0),
+                    logits: f.floats(0),
                     targets: f.ids(1),
                     ignore_index: op.ignore_index,
                     token_count: f.input(2),
@@ -455,12 +553,13 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                 &kernel::SoftmaxCrossEntropyBackward {
                     rows: f.dim(0, 0),
                     vocab: f.dim(0, 1),
-                    logits: f.input(0),
+                    logits: f.floats(0),
                     lse: f.input(1),
                     targets: f.ids(2),
                     ignore_index: op.ignore_index,
                     token_count: f.input(3),
-                    dlogits: f.output(0),
+                    scale: op.scaled.then(|| f.input(4)),
+                    dlogits: f.result(0),
                 },
             ),
             Op::Norm(_) => kernel::norm(
@@ -472,34 +571,127 @@ unsafe fn dispatch(cx: &Context<'_>, f: &Frame<'_>) {
                     workspace: f.workspace(),
                 },
             ),
-            Op::GlobalNorm(_) => kernel::global_norm(&kernel::GlobalNorm {
-                count: f.call.inputs.len(),
-                norms: &|index| f.input(index),
-                norm: f.output(0),
+            Op::GlobalNorm(op) => {
+                let count = f.call.inputs.len() - usize::from(op.scaled);
+                kernel::global_norm(&kernel::GlobalNorm {
+                    count,
+                    norms: &|index| f.input(index),
+                    scale: op.scaled.then(|| f.input(count)),
+                    norm: f.output(0),
+                });
+            }
+            Op::GradientFactor(op) => kernel::gradient_factor(&kernel::GradientFactor {
+                norm: f.input(0),
+                max_norm: op.max_norm.map(|max_norm| max_norm as f32),
+                scale: op.scaled.then(|| f.input(1)),
+                factor: f.output(0),
             }),
-            Op::AdamW(op) => {
-                f.bring(0, 0);
-                f.bring(1, 2);
-                f.bring(2, 3);
-                kernel::adamw(
+            Op::AppliedStep(_) => *f.output(0) = *f.input(0) - *f.input(1),
+            Op::UpdateLossScale(op) => {
+                (0..3).for_each(|output| f.bring(output, output + 1));
+                kernel::update_loss_scale(&kernel::UpdateLossScale {
+                    norm: f.input(0),
+                    scale: f.output(0),
+                    good_steps: f.output(1),
+                    skipped: f.output(2),
+                    growth: op.growth as f32,
+                    backoff: op.backoff as f32,
+                    growth_interval: op.growth_interval,
+                });
+            }
+            Op::AdamW(op) => kernel::adamw(
+                cx,
+                &kernel::AdamW {
+                    update: f.update(op.factor, op.rounding, op.weight_decay),
+                    m: f.output(1),
+                    v: f.output(2),
+                    adam: adam(op),
+                },
+            ),
+            Op::AdamW8bit(AdamW8bit(op)) => {
+                let codes = |output| kernel::Codes {
+                    codes: f.output(output).cast(),
+                    absmax: f.output(output + 1),
+                };
+                kernel::adamw_8bit(
                     cx,
-                    &kernel::AdamW {
-                        len: f.elements(0),
-                        w: f.output(0),
-                        g: f.input(1),
-                        m: f.output(1),
-                        v: f.output(2),
-                        lr: f.input(4),
-                        step: f.input(5),
-                        clip: op.max_norm.map(|max| (f.input(6), max as f32)),
-                        beta1: op.beta1,
-                        beta2: op.beta2,
-                        eps: op.eps,
-                        weight_decay: op.weight_decay,
+                    &kernel::AdamW8bit {
+                        update: f.update(op.factor, op.rounding, op.weight_decay),
+                        m: codes(1),
+                        v: codes(3),
+                        adam: adam(op),
                     },
                 );
             }
+            Op::Adafactor(op) => {
+                let weight = &f.call.inputs[0].ty;
+                kernel::adafactor(
+                    cx,
+                    &kernel::Adafactor {
+                        update: f.update(op.factor, op.rounding, op.weight_decay),
+                        rows: size(weight.rows()),
+                        cols: size(weight.cols()),
+                        moment: match op.factored {
+                            true => SecondMoment::Factored {
+                                row: f.output(1),
+                                col: f.output(2),
+                            },
+                            false => SecondMoment::Whole(f.output(1)),
+                        },
+                        decay: op.decay,
+                        eps: op.eps,
+                        clip: op.clip,
+                        workspace: f.workspace(),
+                    },
+                );
+            }
+            Op::Lion(op) => kernel::lion(
+                cx,
+                &kernel::Lion {
+                    update: f.update(op.factor, op.rounding, op.weight_decay),
+                    m: f.output(1),
+                    beta1: op.beta1,
+                    beta2: op.beta2,
+                },
+            ),
+            Op::Apollo(op) => kernel::apollo(
+                cx,
+                &kernel::Apollo {
+                    update: f.update(op.factor, op.rounding, op.weight_decay),
+                    rows: f.dim(0, 0),
+                    cols: f.dim(0, 1),
+                    rank: size(op.rank),
+                    m: f.output(1),
+                    v: f.output(2),
+                    norm: f.output(3),
+                    signs: &|step| op.signs(step),
+                    growth: op.growth,
+                    tiny: tightfit_ir::op::Apollo::TINY,
+                    adam: kernel::Adam {
+                        beta1: op.beta1,
+                        beta2: op.beta2,
+                        eps: op.eps,
+                    },
+                    workspace: f.workspace(),
+                },
+            ),
+            Op::Sgd(op) => kernel::sgd(
+                cx,
+                &kernel::Sgd {
+                    update: f.update(op.factor, op.rounding, op.weight_decay),
+                    momentum: (op.momentum != 0.0).then(|| (f.output(1), op.momentum)),
+                },
+            ),
         }
+    }
+}
+
+/// Adam's constants.
+fn adam(op: &AdamW) -> kernel::Adam {
+    kernel::Adam {
+        beta1: op.beta1,
+        beta2: op.beta2,
+        eps: op.eps,
     }
 }
 

@@ -41,30 +41,55 @@
 /// The instruction sets that kernels are compiled for, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
+    /// [`Avx512`](Isa::Avx512), and products of bfloat16 by AVX512_BF16.
+    Avx512Bf16,
     /// AVX-512F: 16 lanes.
     Avx512,
-    /// AVX2 and FMA: 8 lanes.
+    /// AVX2, FMA and F16C: 8 lanes.
     Avx2,
     /// What the target's baseline offers: 8 lanes, for the compiler to vectorise.
     Portable,
+    /// [`Portable`](Isa::Portable), with products of bfloat16 as AVX512_BF16 makes them: for tests on machines without it, as it is
+    /// never the best.
+    PortableBf16,
 }
 
 impl Isa {
+    /// Every one that there is.
+    pub const ALL: [Isa; 5] = [
+        Isa::Avx512Bf16,
+        Isa::Avx512,
+        Isa::Avx2,
+        Isa::Portable,
+        Isa::PortableBf16,
+    ];
+
     /// The name in plans and files.
     pub fn name(self) -> &'static str {
         match self {
+            Isa::Avx512Bf16 => "avx512-bf16",
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
             Isa::Portable => "portable",
+            Isa::PortableBf16 => "portable-bf16",
         }
+    }
+
+    /// Whether it multiplies pairs of bfloat16.
+    pub fn multiplies_bf16(self) -> bool {
+        matches!(self, Isa::Avx512Bf16 | Isa::PortableBf16)
     }
 
     /// The best instruction set that this machine can run.
     pub fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            if avx2 && is_x86_feature_detected!("f16c") {
                 if is_x86_feature_detected!("avx512f") {
+                    if is_x86_feature_detected!("avx512bf16") {
+                        return Isa::Avx512Bf16;
+                    }
                     return Isa::Avx512;
                 }
                 return Isa::Avx2;
@@ -75,11 +100,11 @@ impl Isa {
 
     /// Every instruction set that this machine can run, best first.
     pub fn available() -> &'static [Isa] {
-        const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
         match Isa::detect() {
-            Isa::Avx512 => &ALL,
-            Isa::Avx2 => &ALL[1..],
-            Isa::Portable => &ALL[2..],
+            Isa::Avx512Bf16 => &Self::ALL,
+            Isa::Avx512 => &Self::ALL[1..],
+            Isa::Avx2 => &Self::ALL[2..],
+            Isa::Portable | Isa::PortableBf16 => &Self::ALL[3..],
         }
     }
 }
@@ -141,6 +166,27 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// Those floats are writable.
     unsafe fn store_first(self, p: *mut f32, v: Self::V, n: usize);
+
+    /// Reads [`LANES`](Simd::LANES) bfloat16 numbers, exactly.
+    ///
+    /// # Safety
+    /// All lanes of `p` are readable.
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V;
+    /// Writes all lanes, rounded to the nearest bfloat16, ties to even; NaN stays NaN.
+    ///
+    /// # Safety
+    /// All lanes of `p` are writable.
+    unsafe fn store_bf16(self, p: *mut u16, v: Self::V);
+    /// Reads [`LANES`](Simd::LANES) binary16 numbers, exactly.
+    ///
+    /// # Safety
+    /// All lanes of `p` are readable.
+    unsafe fn load_f16(self, p: *const u16) -> Self::V;
+    /// Writes all lanes, rounded to the nearest binary16, ties to even; what is too large is infinite.
+    ///
+    /// # Safety
+    /// All lanes of `p` are writable.
+    unsafe fn store_f16(self, p: *mut u16, v: Self::V);
 
     /// Copies an 8 × 8 block transposed: `dst[j * dst_stride + i] = src[i * src_stride + j]`.
     ///
@@ -260,6 +306,34 @@ impl Simd for Portable {
             unsafe { *p.add(i) = x };
         }
     }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> [f32; 8] {
+        // SAFETY: the caller vouches for eight numbers.
+        let bits = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
+        bits.map(|bits| f32::from_bits(u32::from(bits) << 16))
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: [f32; 8]) {
+        // SAFETY: as in `load_bf16`.
+        unsafe {
+            p.cast::<[u16; 8]>()
+                .write_unaligned(v.map(|x| half::bf16::from_f32(x).to_bits()))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> [f32; 8] {
+        // SAFETY: as in `load_bf16`.
+        let bits = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
+        bits.map(|bits| half::f16::from_bits(bits).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: [f32; 8]) {
+        // SAFETY: as in `load_bf16`.
+        unsafe {
+            p.cast::<[u16; 8]>()
+                .write_unaligned(v.map(|x| half::f16::from_f32(x).to_bits()))
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -289,7 +363,7 @@ macro_rules! multiversion {
                 unsafe { $body($crate::simd::Avx512::new_unchecked(), $($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma")]
+            #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: the instructions exist here; the rest is the caller's contract.
                 unsafe { $body($crate::simd::Avx2::new_unchecked(), $($arg),*) }
@@ -297,7 +371,7 @@ macro_rules! multiversion {
             match isa {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the caller vouches that this machine can run `isa`.
-                $crate::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                $crate::simd::Isa::Avx512 | $crate::simd::Isa::Avx512Bf16 => unsafe { avx512($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the caller vouches that this machine can run `isa`.
                 $crate::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
@@ -356,6 +430,41 @@ mod tests {
             unsafe { s.store_first(part.as_mut_ptr(), v, k) };
             if part[..k] != x[..k] || part[k..].iter().any(|&p| p != 9.0) {
                 failures.push(format!("store_first {k}: {part:?}"));
+            }
+        }
+        let special = [
+            1.0,
+            1.0 + 1.0 / 256.0,
+            1.0 + 3.0 / 256.0,
+            70000.0,
+            1e-7,
+            -0.0,
+            f32::INFINITY,
+            f32::NAN,
+        ];
+        for (start, numbers) in [(0, &x), (0, &special.repeat(2))] {
+            let numbers = &numbers[start..start + n];
+            let (mut narrow, mut wide) = (vec![0_u16; n], vec![0.0_f32; n]);
+            let same = |a: &[f32], b: Vec<f32>| {
+                a.iter()
+                    .zip(&b)
+                    .all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()))
+            };
+            // SAFETY: all hold `LANES` numbers.
+            unsafe {
+                let v = s.load(numbers.as_ptr());
+                s.store_bf16(narrow.as_mut_ptr(), v);
+                s.store(wide.as_mut_ptr(), s.load_bf16(narrow.as_ptr()));
+                let want = numbers.iter().map(|&x| half::bf16::from_f32(x).to_f32()).collect();
+                if !same(&wide, want) {
+                    failures.push(format!("bf16: {numbers:?} became {wide:?}"));
+                }
+                s.store_f16(narrow.as_mut_ptr(), v);
+                s.store(wide.as_mut_ptr(), s.load_f16(narrow.as_ptr()));
+                let want = numbers.iter().map(|&x| half::f16::from_f32(x).to_f32()).collect();
+                if !same(&wide, want) {
+                    failures.push(format!("f16: {numbers:?} became {wide:?}"));
+                }
             }
         }
         if s.reduce_add(v) != x.iter().sum::<f32>() || s.reduce_max(v) != x[n - 1] {

@@ -156,20 +156,32 @@ impl Arena {
         })
     }
 
-    /// Elements of two types in two ranges of bytes, to write.
+    /// Elements of two types in several ranges of bytes, to write.
     ///
     /// # Panics
     /// As [`slices_mut`](Self::slices_mut).
-    pub fn two_mut<A: Element, B: Element>(&mut self, a: Range<u64>, b: Range<u64>) -> (&mut [A], &mut [B]) {
-        assert!(a.end <= b.start || b.end <= a.start, "{a:?} and {b:?} overlap");
-        let (first, second) = (self.elements::<A>(a), self.elements::<B>(b));
-        // SAFETY: as in `slice_mut`; the ranges are disjoint.
-        unsafe {
-            (
-                std::slice::from_raw_parts_mut(first.0, first.1),
-                std::slice::from_raw_parts_mut(second.0, second.1),
-            )
+    pub fn parts_mut<A: Element, B: Element, const N: usize, const M: usize>(
+        &mut self,
+        a: [Range<u64>; N],
+        b: [Range<u64>; M],
+    ) -> ([&mut [A]; N], [&mut [B]; M]) {
+        for (i, one) in a.iter().chain(&b).enumerate() {
+            for other in a.iter().chain(&b).take(i) {
+                let apart = one.end <= other.start || other.end <= one.start;
+                assert!(apart, "{one:?} and {other:?} overlap");
+            }
         }
+        let a = a.map(|range| {
+            let (start, count) = self.elements::<A>(range);
+            // SAFETY: as in `slice_mut`; the ranges are disjoint.
+            unsafe { std::slice::from_raw_parts_mut(start, count) }
+        });
+        let b = b.map(|range| {
+            let (start, count) = self.elements::<B>(range);
+            // SAFETY: as above.
+            unsafe { std::slice::from_raw_parts_mut(start, count) }
+        });
+        (a, b)
     }
 
     fn elements<T: Element>(&self, range: Range<u64>) -> (*mut T, usize) {
@@ -220,10 +232,12 @@ mod sealed {
     impl Sealed for f32 {}
     impl Sealed for i32 {}
     impl Sealed for u32 {}
+    impl Sealed for u16 {}
     impl Sealed for u8 {}
 }
 
 impl Element for f32 {}
 impl Element for i32 {}
 impl Element for u32 {}
+impl Element for u16 {}
 impl Element for u8 {}

@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use tightfit_ir::{Graph, Role, Routine, Type};
+use tightfit_ir::{DType, Graph, Role, Routine, Type};
 
 use crate::persistent::{TensorError, add_staging};
 use crate::session::Session;
@@ -40,11 +40,18 @@ pub struct SaveError {
 /// Headers are padded with blanks, so that tensors start at a multiple of this.
 const HEADER_ALIGNMENT: usize = 8;
 
-/// Writes the persistent tensors of the given roles to `path` in the order of their names, with `metadata` in its header.
+/// Writes the persistent tensors of the given roles to `path` in the order of their names, each name behind `prefix`, with `metadata`
+/// in its header.
 ///
 /// # Errors
 /// The file cannot be written whole; what was at `path` before is still there.
-pub fn save(session: &mut Session, roles: &[Role], metadata: &[(&str, &str)], path: &Path) -> Result<(), SaveError> {
+pub fn save(
+    session: &mut Session,
+    roles: &[Role],
+    prefix: &str,
+    metadata: &[(&str, &str)],
+    path: &Path,
+) -> Result<(), SaveError> {
     let persistent = session.plan().liveness().persistent.iter();
     let mut tensors: Vec<_> = persistent
         .filter(|tensor| roles.contains(&tensor.role))
@@ -52,31 +59,60 @@ pub fn save(session: &mut Session, roles: &[Role], metadata: &[(&str, &str)], pa
         .collect();
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
 
+    let stored = tensors.iter().map(|tensor| {
+        Ok(Stored {
+            name: format!("{prefix}{}", tensor.name),
+            dtype: dtype_name(&tensor.ty)?.to_owned(),
+            shape: tensor.ty.shape.dims().to_vec(),
+            bytes: tensor.ty.stored_bytes(),
+        })
+    });
+    let stored = stored.collect::<io::Result<Vec<_>>>().map_err(|source| SaveError {
+        path: path.to_owned(),
+        source,
+    })?;
+    let header = header(&stored, metadata);
+    replace(path, |mut file| {
+        file.write_all(&header)?;
+        tensors.iter().try_for_each(|tensor| {
+            let written = session.read(&tensor.name, |piece| file.write_all(piece).map_err(WriteError::File));
+            written.map_err(WriteError::into_io)
+        })
+    })
+}
+
+/// What the header of a safetensors file says of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Its name.
+    pub name: String,
+    /// Its element type, as the format names it.
+    pub dtype: String,
+    /// Outermost first.
+    pub shape: Vec<u64>,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// The first bytes of a safetensors file: the header's length and the header. The tensors follow in this order, without gaps.
+pub fn header(tensors: &[Stored], metadata: &[(&str, &str)]) -> Vec<u8> {
     let metadata: Map<String, Value> = metadata.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-    let mut header = Map::from_iter([("__metadata__".to_owned(), metadata.into())]);
+    let mut fields = Map::from_iter([("__metadata__".to_owned(), metadata.into())]);
     let mut end = 0;
-    for tensor in &tensors {
+    for tensor in tensors {
         let start = end;
-        end += tensor.ty.bytes();
-        let info = json!({ "dtype": "F32", "shape": tensor.ty.shape.dims(), "data_offsets": [start, end] });
-        header.insert(tensor.name.clone(), info);
+        end += tensor.bytes;
+        let info = json!({ "dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, end] });
+        fields.insert(tensor.name.clone(), info);
     }
-    let mut header = Value::from(header).to_string();
+    let mut header = Value::from(fields).to_string();
     header.extend(std::iter::repeat_n(
         ' ',
         header.len().next_multiple_of(HEADER_ALIGNMENT) - header.len(),
     ));
-
-    replace(path, |mut file| {
-        file.write_all(&(header.len() as u64).to_le_bytes())?;
-        file.write_all(header.as_bytes())?;
-        tensors.iter().try_for_each(|tensor| {
-            let written = session.read(&tensor.name, |piece| {
-                file.write_all(bytes(piece)).map_err(WriteError::File)
-            });
-            written.map_err(WriteError::into_io)
-        })
-    })
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes
 }
 
 /// Makes `path` by writing [`partial`]`(path)` first: the content is there whole, or as it was.
@@ -138,9 +174,17 @@ impl WriteError {
     }
 }
 
-/// Floats as the file holds them: little-endian.
-fn bytes(data: &[f32]) -> &[u8] {
+/// A dtype as the format spells it. Quantised weights are frozen, and stay in the file that they came from.
+fn dtype_name(ty: &Type) -> io::Result<&'static str> {
     const { assert!(cfg!(target_endian = "little"), "safetensors are little-endian") };
-    // SAFETY: floats are plain bytes, and a byte has no alignment.
-    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
+    match ty.dtype {
+        DType::F32 => Ok("F32"),
+        DType::Bf16 => Ok("BF16"),
+        DType::F16 => Ok("F16"),
+        DType::I32 => Ok("I32"),
+        DType::U8 => Ok("U8"),
+        DType::Block(block) => Err(io::Error::other(format!(
+            "{block} weights are not saved in checkpoints"
+        ))),
+    }
 }

@@ -1,10 +1,12 @@
 //! Weights from files: read by `pread` into a planned staging buffer and decoded into the arena, or read straight into it. There is
 //! never a second copy of a tensor, and nothing is mapped, so a file that is cut short meanwhile is an error and no fault.
 
-use tightfit_format::{Checkpoint, Encoding, Entry, FormatError, decode};
-use tightfit_ir::{Binding, DType, Graph, OutputKind, Role, Routine, Type};
+use std::collections::HashMap;
 
-use crate::persistent::{Piece, TensorError, add_staging};
+use tightfit_format::{Checkpoint, Encoding, Entry, FormatError, decode};
+use tightfit_ir::{Binding, Block, DType, Graph, OutputKind, Role, Routine, Type};
+
+use crate::persistent::{Piece, TensorError, add_conversion, add_staging, no_way};
 use crate::session::Session;
 
 /// The routine, and its program, during which weights are read.
@@ -63,26 +65,72 @@ pub struct Fill<'a> {
     pub interleaved_heads: Option<u64>,
 }
 
+/// How a file's tensor becomes a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Its bytes are the weight's, whole rows of them in another order where heads are interleaved.
+    Copy,
+    /// Its numbers are decoded some blocks at a time.
+    Decode,
+    /// Its numbers are decoded once all of its bytes are there, as its scales stand apart from its codes.
+    DecodeWhole(Block),
+}
+
 impl Fill<'_> {
-    /// Whether the file's bytes are the tensor's.
-    fn is_direct(&self) -> bool {
-        self.entry.encoding == Encoding::F32 && self.interleaved_heads.is_none()
+    /// The row of the file's tensor that is row `row` of the weight.
+    pub fn file_row(&self, row: u64) -> u64 {
+        Rows::of(self).row(row)
+    }
+
+    /// How it fills a weight of that dtype.
+    fn way(&self, dtype: DType) -> Way {
+        let stored = stored(self.entry.encoding);
+        match stored {
+            _ if stored == Some(dtype) => Way::Copy,
+            Some(DType::Block(block)) if block.independent().is_none() => Way::DecodeWhole(block),
+            _ => Way::Decode,
+        }
+    }
+
+    /// Bytes of the file's tensor that must be at hand at one time.
+    fn staged_bytes(&self, dtype: DType) -> u64 {
+        match self.way(dtype) {
+            Way::Copy => 0,
+            Way::Decode => self.entry.bytes().min(STAGING_BYTES),
+            Way::DecodeWhole(_) => self.entry.bytes(),
+        }
     }
 }
 
-/// The routine in which `fills` are loaded and all `persistent` tensors filled: with a staging buffer where a tensor is not in its
-/// file as it will be in memory, and another where it will be on the lower tier.
-pub fn routine<'a>(fills: &[Fill<'_>], persistent: impl Iterator<Item = &'a Type>) -> Routine {
-    let staged = fills.iter().filter(|fill| !fill.is_direct());
-    let largest = staged.map(|fill| fill.entry.bytes()).max();
+/// The dtype whose tensors have the bytes of that encoding.
+pub fn stored(encoding: Encoding) -> Option<DType> {
+    match encoding {
+        Encoding::F32 => Some(DType::F32),
+        Encoding::Bf16 => Some(DType::Bf16),
+        Encoding::F16 => Some(DType::F16),
+        Encoding::Block(block) => Some(DType::Block(block)),
+        // Bytes are bytes: the optimizer's 8-bit state.
+        Encoding::Opaque(_) if encoding.name() == "U8" => Some(DType::U8),
+        Encoding::Opaque(_) | Encoding::Unknown(_) => None,
+    }
+}
+
+/// The routine in which `fills` are loaded and all `persistent` tensors filled: with staging buffers where a tensor is not in its
+/// file as it will be in memory, where it is stored in few bits, and where it will be on the lower tier.
+pub fn routine<'a>(fills: &[Fill<'_>], persistent: impl Iterator<Item = (&'a str, &'a Type)> + Clone) -> Routine {
+    let filled: HashMap<&str, &Fill<'_>> = fills.iter().map(|fill| (&*fill.weight, fill)).collect();
+    let staged = persistent
+        .clone()
+        .filter_map(|(name, ty)| Some(filled.get(name)?.staged_bytes(ty.dtype)));
     let mut graph = Graph::new();
-    if let Some(largest) = largest {
-        let bytes = largest.next_multiple_of(4).min(STAGING_BYTES);
-        let ty = Type::new(DType::U8, [bytes]);
+    if let Some(largest) = staged.max().filter(|&bytes| bytes > 0) {
+        let ty = Type::new(DType::U8, [largest.next_multiple_of(4)]);
         let staging = graph.input(STAGING, ty, Role::HostStage, Binding::Fed);
         graph.output(STAGING, staging, OutputKind::Read);
     }
-    add_staging(&mut graph, persistent);
+    add_staging(&mut graph, persistent.clone().map(|(_, ty)| ty));
+    let made = persistent.filter(|(name, ty)| filled.get(name).is_none_or(|fill| fill.way(ty.dtype) != Way::Copy));
+    add_conversion(&mut graph, made.map(|(_, ty)| ty));
     Routine::of(LOAD, graph)
 }
 
@@ -108,13 +156,56 @@ pub fn load(
                 expected: expected.shape.dims().to_vec(),
             });
         }
-        tensor(session, checkpoint, fill, &mut progress)?;
+        let ty = expected.clone();
+        tensor(session, checkpoint, fill, &ty, &mut progress)?;
     }
     Ok(())
 }
 
-/// One tensor, in chunks of whole blocks.
+/// One tensor.
 fn tensor(
+    session: &mut Session,
+    checkpoint: &Checkpoint,
+    fill: &Fill<'_>,
+    ty: &Type,
+    progress: &mut impl FnMut(u64),
+) -> Result<(), LoadError> {
+    match fill.way(ty.dtype) {
+        Way::Copy => copy(session, checkpoint, fill, ty, progress),
+        Way::Decode => decoded(session, checkpoint, fill, progress),
+        Way::DecodeWhole(block) => decoded_whole(session, checkpoint, fill, block, progress),
+    }
+}
+
+/// A tensor whose bytes are the weight's.
+fn copy(
+    session: &mut Session,
+    checkpoint: &Checkpoint,
+    fill: &Fill<'_>,
+    ty: &Type,
+    progress: &mut impl FnMut(u64),
+) -> Result<(), LoadError> {
+    let entry = fill.entry;
+    let rows = Rows::of(fill);
+    session.fill_bytes(&fill.weight, |first, bytes| {
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = first + done as u64;
+            let (row, within) = (rows.row(at / rows.bytes), at % rows.bytes);
+            let count = (rows.bytes - within)
+                .min((bytes.len() - done) as u64)
+                .min(STAGING_BYTES);
+            let part = &mut bytes[done..done + count as usize];
+            checkpoint.read(entry, row * rows.bytes + within, part)?;
+            done += part.len();
+            progress(count);
+        }
+        check_finite(fill, ty, first, bytes)
+    })
+}
+
+/// A tensor that is decoded in chunks of whole blocks.
+fn decoded(
     session: &mut Session,
     checkpoint: &Checkpoint,
     fill: &Fill<'_>,
@@ -128,34 +219,24 @@ fn tensor(
         let Piece {
             first, values, staging, ..
         } = piece;
-        let most = match fill.is_direct() {
-            true => STAGING_BYTES / block_bytes,
-            false => staging.len() as u64 / block_bytes,
-        };
+        let most = staging.len() as u64 / block_bytes;
         // Rows, pieces and chunks hold whole blocks.
         let mut done = 0;
         while done < values.len() {
             let (row, within) = rows.find(first + done as u64);
             let left = (rows.elements - within).min((values.len() - done) as u64) / block_elements;
             let blocks = left.min(most);
+            if blocks == 0 {
+                return Err(no_way(&fill.weight, LOAD).into());
+            }
             let from = row * rows.bytes + within / block_elements * block_bytes;
             let values = &mut values[done..done + (blocks * block_elements) as usize];
-            if fill.is_direct() {
-                checkpoint.read(entry, from, bytes_of(values))?;
-            } else {
-                // The buffer's end, so that its last word is written, as workspaces' are.
-                let encoded = staging.len() - (blocks * block_bytes) as usize..;
-                let encoded = &mut staging[encoded];
-                checkpoint.read(entry, from, encoded)?;
-                decode(entry.encoding, encoded, values)?;
-            }
-            if let Some((index, &value)) = values.iter().enumerate().find(|(_, value)| !value.is_finite()) {
-                return Err(LoadError::NotFinite {
-                    tensor: entry.name.clone(),
-                    index: row * rows.elements + within + index as u64,
-                    value,
-                });
-            }
+            // The buffer's end, so that its last word is written, as workspaces' are.
+            let encoded = staging.len() - (blocks * block_bytes) as usize..;
+            let encoded = &mut staging[encoded];
+            checkpoint.read(entry, from, encoded)?;
+            decode(entry.encoding, encoded, values)?;
+            check_values(fill, row * rows.elements + within, values)?;
             done += values.len();
             progress(blocks * block_bytes);
         }
@@ -163,12 +244,94 @@ fn tensor(
     })
 }
 
-/// Floats as files hold them: little-endian.
-fn bytes_of(values: &mut [f32]) -> &mut [u8] {
-    const { assert!(cfg!(target_endian = "little"), "tensors in files are little-endian") };
-    // SAFETY: floats are plain bytes, any bytes are a float, and a byte has no alignment.
-    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+/// A tensor whose scales stand apart from its codes.
+fn decoded_whole(
+    session: &mut Session,
+    checkpoint: &Checkpoint,
+    fill: &Fill<'_>,
+    block: Block,
+    progress: &mut impl FnMut(u64),
+) -> Result<(), LoadError> {
+    let entry = fill.entry;
+    let cols = entry.shape.last().copied().unwrap_or(1);
+    let rows = entry.elements() / cols.max(1);
+    let mut there = false;
+    session.fill(&fill.weight, |piece| {
+        let from = piece.staging.len().checked_sub(entry.bytes() as usize);
+        let from = from.ok_or_else(|| no_way(&fill.weight, LOAD))?;
+        let bytes = &mut piece.staging[from..];
+        if !std::mem::replace(&mut there, true) {
+            checkpoint.read(entry, 0, bytes)?;
+            progress(entry.bytes());
+        }
+        block.decode(bytes, rows as usize, cols as usize, piece.first as usize, piece.values);
+        check_values(fill, piece.first, piece.values)
+    })
 }
+
+/// That numbers, of which the first is the tensor's number `first`, are finite.
+fn check_values(fill: &Fill<'_>, first: u64, values: &[f32]) -> Result<(), LoadError> {
+    match values.iter().enumerate().find(|(_, value)| !value.is_finite()) {
+        Some((index, &value)) => Err(LoadError::NotFinite {
+            tensor: fill.entry.name.clone(),
+            index: first + index as u64,
+            value,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// That a weight's bytes, of which the first is its number `first`, are finite numbers.
+fn check_finite(fill: &Fill<'_>, ty: &Type, first: u64, bytes: &[u8]) -> Result<(), LoadError> {
+    const { assert!(cfg!(target_endian = "little"), "tensors in files are little-endian") };
+    let mut values = [0.0; CHECKED];
+    let mut check = |first: u64, count: usize, read: &mut dyn FnMut(&mut [f32])| {
+        read(&mut values[..count]);
+        check_values(fill, first, &values[..count])
+    };
+    match ty.dtype {
+        DType::F32 => {
+            for (index, part) in bytes.as_chunks::<4>().0.chunks(CHECKED).enumerate() {
+                let number = first / 4 + (index * CHECKED) as u64;
+                check(number, part.len(), &mut |values| {
+                    values
+                        .iter_mut()
+                        .zip(part)
+                        .for_each(|(x, &bytes)| *x = f32::from_le_bytes(bytes));
+                })?;
+            }
+        }
+        DType::Bf16 | DType::F16 => {
+            for (index, part) in bytes.as_chunks::<2>().0.chunks(CHECKED).enumerate() {
+                let number = first / 2 + (index * CHECKED) as u64;
+                let is_bf16 = ty.dtype == DType::Bf16;
+                check(number, part.len(), &mut |values| {
+                    for (x, &bytes) in values.iter_mut().zip(part) {
+                        *x = match is_bf16 {
+                            true => half::bf16::from_le_bytes(bytes).to_f32(),
+                            false => half::f16::from_le_bytes(bytes).to_f32(),
+                        };
+                    }
+                })?;
+            }
+        }
+        // A quantised tensor is there as a whole.
+        DType::Block(block) => {
+            let (rows, cols) = (ty.rows() as usize, ty.cols() as usize);
+            for start in (0..rows * cols).step_by(CHECKED) {
+                let count = CHECKED.min(rows * cols - start);
+                check(start as u64, count, &mut |values| {
+                    block.decode(bytes, rows, cols, start, values)
+                })?;
+            }
+        }
+        DType::I32 | DType::U8 => {}
+    }
+    Ok(())
+}
+
+/// Numbers that are looked at together: whole blocks of every format.
+const CHECKED: usize = 1024;
 
 /// How a tensor is walked: as one row, unless rows change places.
 struct Rows {

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Contents, Entry, FormatError, Problem, decode, error::quoted, gguf, index, safetensors};
+use crate::{Contents, Encoding, Entry, FormatError, Problem, decode, error::quoted, gguf, index, safetensors};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -185,12 +185,20 @@ impl Checkpoint {
         self.files.iter().map(|f| (f.path.as_path(), f.bytes))
     }
 
+    /// The tensor `name`, which must be there.
+    ///
+    /// # Errors
+    /// [`FormatError::NoTensor`].
+    pub fn tensor(&self, name: &str) -> Result<&Entry, FormatError> {
+        self.tensors.get(name).ok_or_else(|| self.no_tensor(name))
+    }
+
     /// The tensor `name`, which must be there and be of floats.
     ///
     /// # Errors
     /// [`FormatError::NoTensor`]; [`FormatError::NotFloats`] for an encoding that does not decode.
     pub fn floats(&self, name: &str) -> Result<&Entry, FormatError> {
-        let entry = self.tensors.get(name).ok_or_else(|| self.no_tensor(name))?;
+        let entry = self.tensor(name)?;
         self.check_floats(entry)?;
         Ok(entry)
     }
@@ -223,14 +231,34 @@ impl Checkpoint {
     }
 
     /// Reads the `out.len()` elements of a tensor from element `first`, as floats, through `staging`: a buffer for encoded bytes, of any
-    /// size from one block. Allocates nothing unless it fails.
+    /// size from one block. Allocates nothing unless it fails. A tensor of a quantised format of our own is read whole each time, and
+    /// `staging` must hold its [`bytes`](Entry::bytes).
     ///
     /// # Errors
     /// As [`read`](Checkpoint::read) and [`decode`](crate::decode()); `first` and `out.len()` must be whole blocks, and so
     /// must `staging` have room for one.
     pub fn read_f32(&self, entry: &Entry, first: u64, staging: &mut [u8], out: &mut [f32]) -> Result<(), FormatError> {
-        self.check_floats(entry)?;
         let encoding = entry.encoding;
+        if let Encoding::Block(block) = encoding
+            && block.encodes()
+        {
+            let [elements, cols] = [entry.elements() as usize, entry.row_elements() as usize];
+            let whole = staging.get_mut(..entry.bytes as usize);
+            let (Some(whole), Some(true)) = (
+                whole,
+                first.checked_add(out.len() as u64).map(|end| end <= elements as u64),
+            ) else {
+                return Err(FormatError::Blocks {
+                    encoding,
+                    bytes: staging.len(),
+                    elements: out.len(),
+                });
+            };
+            self.read(entry, 0, whole)?;
+            block.decode(whole, elements / cols.max(1), cols, first as usize, out);
+            return Ok(());
+        }
+        self.check_floats(entry)?;
         let (block_bytes, block_elements) = (encoding.block_bytes(), encoding.block_elements());
         let blocks = staging.len() / block_bytes as usize;
         let whole = first.is_multiple_of(block_elements) && (out.len() as u64).is_multiple_of(block_elements);

@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use tightfit_quant::Block;
+
 /// How a tensor's elements are stored.
 ///
-/// Elements are stored in blocks: a whole number of elements in a whole number of bytes. The encodings of `ggml` are those of its
-/// `ggml-common.h`; K-quants have super-blocks of 256 elements.
+/// Elements are stored in blocks: a whole number of elements in a whole number of bytes. Only the quantised formats of our own are
+/// not: they are whole matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Encoding {
     /// IEEE 754 binary32.
@@ -14,26 +16,8 @@ pub enum Encoding {
     F16,
     /// The upper half of a binary32.
     Bf16,
-    /// 4 bits and a scale per 32.
-    Q4_0,
-    /// 4 bits, a scale and a minimum per 32.
-    Q4_1,
-    /// 5 bits and a scale per 32.
-    Q5_0,
-    /// 5 bits, a scale and a minimum per 32.
-    Q5_1,
-    /// 8 bits and a scale per 32.
-    Q8_0,
-    /// 2 bits; a 4-bit scale and minimum per 16.
-    Q2K,
-    /// 3 bits; a 6-bit scale per 16.
-    Q3K,
-    /// 4 bits; a 6-bit scale and minimum per 32.
-    Q4K,
-    /// 5 bits; a 6-bit scale and minimum per 32.
-    Q5K,
-    /// 6 bits; an 8-bit scale per 16.
-    Q6K,
+    /// Quantised, as `ggml` does it or as we do.
+    Block(Block),
     /// Known and listed, but not decoded.
     Opaque(&'static Opaque),
     /// A `ggml` type that this version does not know, by its number.
@@ -59,30 +43,23 @@ impl Encoding {
         self.block().0
     }
 
-    /// Bytes in a block; 0 for [`Encoding::Unknown`], whose size nobody can tell.
+    /// Bytes in a block; 0 for [`Encoding::Unknown`], whose size nobody can tell, and for the [quantised formats](Block::encodes) of
+    /// our own, which keep their scales apart.
     pub fn block_bytes(self) -> u64 {
         self.block().1
     }
 
-    /// Whether [`decode`](crate::decode) can make `f32` of it.
+    /// Whether [`decode`](crate::decode) can make `f32` of it, a block at a time. The quantised formats of our own are decoded from the
+    /// whole matrix, by [`Block::decode`].
     pub fn decodes(self) -> bool {
-        !matches!(self, Encoding::Opaque(_) | Encoding::Unknown(_))
+        self.block_bytes() > 0 && !matches!(self, Encoding::Opaque(_))
     }
 
     fn block(self) -> (u64, u64) {
         match self {
             Encoding::F32 => (1, 4),
             Encoding::F16 | Encoding::Bf16 => (1, 2),
-            Encoding::Q4_0 => (32, 18),
-            Encoding::Q4_1 => (32, 20),
-            Encoding::Q5_0 => (32, 22),
-            Encoding::Q5_1 => (32, 24),
-            Encoding::Q8_0 => (32, 34),
-            Encoding::Q2K => (256, 84),
-            Encoding::Q3K => (256, 110),
-            Encoding::Q4K => (256, 144),
-            Encoding::Q5K => (256, 176),
-            Encoding::Q6K => (256, 210),
+            Encoding::Block(block) => block.independent().unwrap_or((1, 0)),
             Encoding::Opaque(opaque) => (opaque.block_elements, opaque.block_bytes),
             Encoding::Unknown(_) => (1, 0),
         }
@@ -93,16 +70,16 @@ impl Encoding {
         match number {
             0 => Encoding::F32,
             1 => Encoding::F16,
-            2 => Encoding::Q4_0,
-            3 => Encoding::Q4_1,
-            6 => Encoding::Q5_0,
-            7 => Encoding::Q5_1,
-            8 => Encoding::Q8_0,
-            10 => Encoding::Q2K,
-            11 => Encoding::Q3K,
-            12 => Encoding::Q4K,
-            13 => Encoding::Q5K,
-            14 => Encoding::Q6K,
+            2 => Encoding::Block(Block::Q4_0),
+            3 => Encoding::Block(Block::Q4_1),
+            6 => Encoding::Block(Block::Q5_0),
+            7 => Encoding::Block(Block::Q5_1),
+            8 => Encoding::Block(Block::Q8_0),
+            10 => Encoding::Block(Block::Q2K),
+            11 => Encoding::Block(Block::Q3K),
+            12 => Encoding::Block(Block::Q4K),
+            13 => Encoding::Block(Block::Q5K),
+            14 => Encoding::Block(Block::Q6K),
             30 => Encoding::Bf16,
             _ => match GGML_OPAQUE.iter().find(|(n, _)| *n == number) {
                 Some((_, opaque)) => Encoding::Opaque(opaque),
@@ -131,16 +108,7 @@ impl fmt::Display for Encoding {
             Encoding::F32 => "F32",
             Encoding::F16 => "F16",
             Encoding::Bf16 => "BF16",
-            Encoding::Q4_0 => "Q4_0",
-            Encoding::Q4_1 => "Q4_1",
-            Encoding::Q5_0 => "Q5_0",
-            Encoding::Q5_1 => "Q5_1",
-            Encoding::Q8_0 => "Q8_0",
-            Encoding::Q2K => "Q2_K",
-            Encoding::Q3K => "Q3_K",
-            Encoding::Q4K => "Q4_K",
-            Encoding::Q5K => "Q5_K",
-            Encoding::Q6K => "Q6_K",
+            Encoding::Block(block) => return f.write_str(&block.name().to_uppercase()),
             Encoding::Opaque(opaque) => opaque.name,
             Encoding::Unknown(number) => return write!(f, "type {number}"),
         })

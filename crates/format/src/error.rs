@@ -209,6 +209,17 @@ pub enum Problem {
         /// What the offsets say.
         found: u64,
     },
+    /// A tensor that is listed as quantised, but is not there.
+    #[error("there is no such tensor")]
+    NoSuchTensor,
+    /// A tensor that is listed as quantised, but is not stored as bytes.
+    #[error("a quantised tensor is U8 of one dimension; this one is {encoding} of shape {shape:?}")]
+    NotBytes {
+        /// The shape, outermost first.
+        shape: Vec<u64>,
+        /// The encoding.
+        encoding: Encoding,
+    },
     /// Data of two tensors on the same bytes.
     #[error("overlaps tensor {0}")]
     Overlap(String),

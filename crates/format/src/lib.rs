@@ -20,6 +20,7 @@
 mod checkpoint;
 mod contents;
 mod decode;
+mod encode;
 mod encoding;
 mod entry;
 mod error;
@@ -31,6 +32,8 @@ mod source;
 pub use checkpoint::{Checkpoint, irregular};
 pub use contents::Contents;
 pub use decode::decode;
+pub use encode::encode;
 pub use encoding::{Encoding, Opaque};
 pub use entry::Entry;
 pub use error::{FormatError, Problem};
+pub use tightfit_quant::Block;

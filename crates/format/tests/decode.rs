@@ -1,21 +1,21 @@
 //! Every encoding against the bits of `gguf-py`: `fixtures/gguf_blocks.py`.
 
-use tightfit_format::{Encoding, FormatError, decode};
+use tightfit_format::{Block, Encoding, FormatError, decode};
 
 const ENCODINGS: [Encoding; 13] = [
     Encoding::F32,
     Encoding::F16,
     Encoding::Bf16,
-    Encoding::Q4_0,
-    Encoding::Q4_1,
-    Encoding::Q5_0,
-    Encoding::Q5_1,
-    Encoding::Q8_0,
-    Encoding::Q2K,
-    Encoding::Q3K,
-    Encoding::Q4K,
-    Encoding::Q5K,
-    Encoding::Q6K,
+    Encoding::Block(Block::Q4_0),
+    Encoding::Block(Block::Q4_1),
+    Encoding::Block(Block::Q5_0),
+    Encoding::Block(Block::Q5_1),
+    Encoding::Block(Block::Q8_0),
+    Encoding::Block(Block::Q2K),
+    Encoding::Block(Block::Q3K),
+    Encoding::Block(Block::Q4K),
+    Encoding::Block(Block::Q5K),
+    Encoding::Block(Block::Q6K),
 ];
 
 fn hex<const DIGITS: usize>(text: &str) -> Vec<u32> {
@@ -54,7 +54,7 @@ fn what_is_not_finite_stays_so() {
     let mut block = [0u8; 18];
     block[1] = 0x7e;
     let mut out = [0.0; 32];
-    decode(Encoding::Q4_0, &block, &mut out).unwrap();
+    decode(Encoding::Block(Block::Q4_0), &block, &mut out).unwrap();
     assert!(out.iter().all(|v| v.is_nan()));
 }
 

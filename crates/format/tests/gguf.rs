@@ -6,7 +6,7 @@ use std::path::Path;
 
 use common::{GgufWriter, array, small_gguf, string};
 use tightfit_format::{
-    Encoding,
+    Block, Encoding,
     gguf::{self, Array, Header, Value},
 };
 
@@ -89,7 +89,7 @@ fn tensors_have_shape_outermost_first_and_place() {
     let b = &tensors["b.weight"];
     assert_eq!(
         (b.encoding, b.bytes(), b.row_bytes(), b.offset()),
-        (Encoding::Q4_0, 36, 36, a.offset() + 32)
+        (Encoding::Block(Block::Q4_0), 36, 36, a.offset() + 32)
     );
     // Nobody knows how large an unknown type is: up to the next tensor.
     let c = &tensors["c.new"];

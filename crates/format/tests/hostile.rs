@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use common::{GgufWriter, array, safetensors, small_gguf, small_safetensors, string};
+use common::{GgufWriter, array, safetensors, small_gguf, small_quantized, small_safetensors, string};
 use proptest::prelude::*;
 use tightfit_format::{Entry, FormatError, gguf, index};
 
@@ -130,6 +130,11 @@ proptest! {
         check(&mutate(small_safetensors(), edits, cut), parse_safetensors)?;
     }
 
+    #[test]
+    fn mutated_quantized(edits in edits(), cut: Option<prop::sample::Index>) {
+        check(&mutate(small_quantized(), edits, cut), parse_safetensors)?;
+    }
+
     /// What we accept, the reference accepts: with as many tensors.
     #[test]
     fn no_more_lenient_than_the_reference(edits in edits(), cut: Option<prop::sample::Index>) {
@@ -213,6 +218,30 @@ fn the_densest_files_stay_within_16_times_their_size() {
     assert!(
         memory <= 16 * bytes.len(),
         "safetensors: {:.1} times",
+        memory as f64 / bytes.len() as f64
+    );
+
+    let tensors = items(&|i| {
+        format!(
+            "\"{}\":{{\"dtype\":\"U8\",\"shape\":[5],\"data_offsets\":[{},{}]}}",
+            name(i),
+            5 * i,
+            5 * i + 5
+        )
+    });
+    let list = items(&|i| {
+        format!(
+            "\\\"{}\\\":{{\\\"format\\\":\\\"int8\\\",\\\"shape\\\":[1,1]}}",
+            name(i)
+        )
+    });
+    let header = format!("{{\"__metadata__\":{{\"tightfit.quantized\":\"{{{list}}}\"}},{tensors}}}");
+    let bytes = safetensors(&header, &vec![0; 5 * N]);
+    let (result, memory) = peak(|| parse_safetensors(&bytes).map(drop));
+    result.unwrap();
+    assert!(
+        memory <= 16 * bytes.len(),
+        "quantised: {:.1} times",
         memory as f64 / bytes.len() as f64
     );
 

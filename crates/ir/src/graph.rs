@@ -37,8 +37,12 @@ pub enum Init {
     Zeros,
     /// All one.
     Ones,
+    /// All that number.
+    Constant(f64),
     /// Normal with mean 0 and that standard deviation, from the job's seed and the tensor's name.
     Normal(f64),
+    /// Uniform between minus that bound and the bound, from the job's seed and the tensor's name.
+    Uniform(f64),
 }
 
 /// Where the bytes of an input come from.
@@ -233,7 +237,7 @@ impl Graph {
     }
 
     /// All inputs, in the order they were added.
-    pub fn inputs(&self) -> impl Iterator<Item = (ValueId, &Value, Binding)> {
+    pub fn inputs(&self) -> impl Iterator<Item = (ValueId, &Value, Binding)> + Clone {
         self.values
             .iter()
             .enumerate()

@@ -7,6 +7,7 @@
 pub mod graph;
 pub mod op;
 pub mod order;
+pub mod random;
 pub mod stage;
 pub mod target;
 pub mod tensor;
@@ -19,5 +20,6 @@ pub use op::{Op, OpError};
 pub use stage::{Forward, Program, Routine, Step};
 pub use target::{Call, Link, Slot, Target};
 pub use tensor::Tensor;
+pub use tightfit_quant::Block;
 pub use types::{DType, Phase, Role, Shape, Tier, Type};
 pub use verify::VerifyError;

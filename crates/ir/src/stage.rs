@@ -57,15 +57,15 @@ impl Step {
         self.routines.iter().find(|routine| routine.name == name)
     }
 
-    /// The types of all persistent tensors; one that several programs have comes several times.
-    pub fn persistent_types(&self) -> impl Iterator<Item = &Type> {
+    /// The names and types of all persistent tensors; one that several programs have comes several times.
+    pub fn persistent(&self) -> impl Iterator<Item = (&str, &Type)> + Clone {
         let inputs = self.programs().flat_map(|(_, program)| program.graph.inputs());
         let persistent = inputs.filter(|(.., binding)| matches!(binding, Binding::Persistent { .. }));
-        persistent.map(|(_, value, _)| &value.ty)
+        persistent.map(|(_, value, _)| (&*value.name, &value.ty))
     }
 
     /// Every program with the routine it belongs to.
-    pub fn programs(&self) -> impl Iterator<Item = (&Routine, &Program)> {
+    pub fn programs(&self) -> impl Iterator<Item = (&Routine, &Program)> + Clone {
         self.routines
             .iter()
             .flat_map(|routine| routine.programs.iter().map(move |program| (routine, program)))

@@ -46,7 +46,9 @@ impl fmt::Display for Graph {
                     let init = match init {
                         Init::Zeros => "zeros".to_owned(),
                         Init::Ones => "ones".to_owned(),
+                        Init::Constant(value) => format!("constant({value})"),
                         Init::Normal(std) => format!("normal({std})"),
+                        Init::Uniform(bound) => format!("uniform({bound})"),
                     };
                     let trainable = if trainable { " trainable" } else { "" };
                     writeln!(f, " persistent {init}{trainable}")?;
@@ -327,14 +329,23 @@ fn input(mut cursor: Cursor<'_>) -> Result<Value, String> {
         "fed" => Binding::Fed,
         "carried" => Binding::Carried,
         "persistent" => {
-            let init = cursor.label("zeros, ones or normal(STD)", |word| match word {
-                "zeros" => Some(Init::Zeros),
-                "ones" => Some(Init::Ones),
-                _ => {
-                    let std = word.strip_prefix("normal(")?.strip_suffix(')')?;
-                    Some(Init::Normal(std.parse().ok()?))
-                }
-            })?;
+            let init = cursor.label(
+                "zeros, ones, constant(X), normal(STD) or uniform(BOUND)",
+                |word| match word {
+                    "zeros" => Some(Init::Zeros),
+                    "ones" => Some(Init::Ones),
+                    _ => {
+                        let (kind, number) = word.strip_suffix(')')?.split_once('(')?;
+                        let number = number.parse().ok()?;
+                        match kind {
+                            "constant" => Some(Init::Constant(number)),
+                            "normal" => Some(Init::Normal(number)),
+                            "uniform" => Some(Init::Uniform(number)),
+                            _ => None,
+                        }
+                    }
+                },
+            )?;
             let trainable = cursor.eat("trainable");
             Binding::Persistent { init, trainable }
         }

@@ -3,10 +3,11 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use tightfit_quant::Block;
 
-/// The type of one element.
+/// How elements are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(into = "&'static str", try_from = "String")]
 pub enum DType {
     /// IEEE 754 binary32.
     F32,
@@ -18,17 +19,13 @@ pub enum DType {
     I32,
     /// Raw byte.
     U8,
+    /// A matrix in few bits, with its scales.
+    Block(Block),
 }
 
 impl DType {
-    /// Bytes of one element.
-    pub fn size(self) -> u64 {
-        match self {
-            DType::F32 | DType::I32 => 4,
-            DType::Bf16 | DType::F16 => 2,
-            DType::U8 => 1,
-        }
-    }
+    /// The element types, without those that store several elements together.
+    const PLAIN: [Self; 5] = [Self::F32, Self::Bf16, Self::F16, Self::I32, Self::U8];
 
     /// The name used in text forms, e.g. `f32`.
     pub fn name(self) -> &'static str {
@@ -38,14 +35,48 @@ impl DType {
             DType::F16 => "f16",
             DType::I32 => "i32",
             DType::U8 => "u8",
+            DType::Block(block) => block.name(),
         }
     }
 
     /// The dtype of that [`name`](Self::name).
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::F32, Self::Bf16, Self::F16, Self::I32, Self::U8]
-            .into_iter()
-            .find(|dtype| dtype.name() == name)
+        let plain = Self::PLAIN.into_iter().find(|dtype| dtype.name() == name);
+        plain.or_else(|| Block::from_name(name).map(Self::Block))
+    }
+
+    /// Whether elements are floating-point numbers that operations compute with and write.
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::Bf16 | Self::F16)
+    }
+
+    /// Bytes of a contiguous tensor, saturating.
+    pub fn bytes(self, shape: &Shape) -> u64 {
+        let size = match self {
+            DType::F32 | DType::I32 => 4,
+            DType::Bf16 | DType::F16 => 2,
+            DType::U8 => 1,
+            DType::Block(block) => {
+                let cols = shape.0.last().copied().unwrap_or(1);
+                let rows = shape.0.iter().rev().skip(1).fold(1, |n: u64, &d| n.saturating_mul(d));
+                return block.bytes(rows, cols);
+            }
+        };
+        shape.elements().saturating_mul(size)
+    }
+}
+
+impl From<DType> for &'static str {
+    fn from(dtype: DType) -> Self {
+        dtype.name()
+    }
+}
+
+impl TryFrom<String> for DType {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        Self::from_name(&name).ok_or_else(|| format!("there is no dtype `{name}`"))
     }
 }
 
@@ -141,9 +172,14 @@ impl Type {
         Self::new(DType::I32, shape)
     }
 
-    /// Bytes of a contiguous tensor, saturating.
+    /// Bytes of a buffer that holds it, saturating: whole words of four bytes, by which use of memory is measured.
     pub fn bytes(&self) -> u64 {
-        self.shape.elements().saturating_mul(self.dtype.size())
+        self.stored_bytes().checked_next_multiple_of(4).unwrap_or(u64::MAX)
+    }
+
+    /// Bytes of a contiguous tensor and nothing more, as in a file; saturating.
+    pub fn stored_bytes(&self) -> u64 {
+        self.dtype.bytes(&self.shape)
     }
 
     /// The size of dimension `axis`, 1 where there is none.

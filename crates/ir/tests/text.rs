@@ -1,9 +1,9 @@
 //! The text form: what is printed parses back to the same graph; what is not in the form is refused with its line.
 
 use proptest::prelude::*;
-use tightfit_ir::op::{AdamW, Attention, Linear, Reshape, Rope, RopeScaling, RopeTable};
+use tightfit_ir::op::{AdamW, Attention, Linear, Reshape, Rope, RopeScaling, RopeTable, Rounding};
 use tightfit_ir::{Binding, Graph, Init, Op, OutputKind, Phase, Role, Shape, Step, Type};
-use tightfit_pass::{AdamWConfig, accumulate, adamw, autodiff};
+use tightfit_pass::{Adam, Optimizer, OptimizerConfig, accumulate, autodiff, optimizer};
 use tightfit_testkit::random::model;
 use tightfit_testkit::suite::{Case, any_case};
 
@@ -104,8 +104,8 @@ fn errors_name_the_line_and_what_was_expected() {
         (
             2,
             "normal(0.02)",
-            "uniform(0.02)",
-            "expected zeros, ones or normal(STD)",
+            "gamma(0.02)",
+            "expected zeros, ones, constant(X), normal(STD) or uniform(BOUND)",
         ),
         (2, "trainable", "trainable twice", "unexpected `twice`"),
         (4, "%5 =", "%1 =", "%1 is defined twice"),
@@ -166,6 +166,7 @@ fn attributes_that_have_their_default_are_not_printed() {
             op,
             types: types.to_vec(),
             inputs: Vec::new(),
+            quantised: None,
         };
         let text = graph_of(&case).to_string();
         let line = text.lines().find(|line| line.contains(" @")).unwrap();
@@ -223,7 +224,8 @@ fn attributes(x: f64, y: f64) -> Graph {
         beta2: y,
         eps: y,
         weight_decay: x,
-        max_norm: None,
+        factor: false,
+        rounding: Rounding::Nearest,
     };
     let mut push = |op: Op, operands: &[_]| {
         let pushed = graph.push(op, operands, &"s".into(), Phase::Forward, Role::Activation);
@@ -255,9 +257,14 @@ proptest! {
     fn models_and_their_steps_parse_back(model in model(), micro_batches in 1..4_u32) {
         let graph = &model.forward.graph;
         prop_assert_eq!(Graph::parse(&graph.to_string()), Ok(graph.clone()));
-        let config = AdamWConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip_norm: Some(1.0) };
+        let config = OptimizerConfig {
+            optimizer: Optimizer::AdamW(Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
+            weight_decay: 0.1,
+            clip_norm: Some(1.0),
+            loss_scale: None,
+        };
         if let Ok(step) = autodiff(model.forward) {
-            let step = adamw(accumulate(step, micro_batches).unwrap(), &config).unwrap();
+            let step = optimizer(accumulate(step, micro_batches).unwrap(), &config).unwrap();
             prop_assert_eq!(Step::parse(&step.to_string()), Ok(step));
         }
     }

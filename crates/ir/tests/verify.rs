@@ -5,7 +5,7 @@ use tightfit_ir::op::{Add, Linear};
 use tightfit_ir::{
     Binding, DType, Graph, NodeId, Output, OutputKind, Phase, Role, Shape, Source, Step, Type, ValueId, VerifyError,
 };
-use tightfit_pass::{AdamWConfig, accumulate, adamw, autodiff};
+use tightfit_pass::{Adam, Optimizer, OptimizerConfig, accumulate, autodiff, optimizer};
 use tightfit_testkit::random::model;
 
 /// A micro-step and an update of one weight, carried by a gradient.
@@ -270,9 +270,14 @@ proptest! {
     #[test]
     fn random_steps_verify(model in model(), micro_batches in 1..3_u32) {
         prop_assert_eq!(model.forward.graph.verify(), Ok(()));
-        let config = AdamWConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip_norm: None };
+        let config = OptimizerConfig {
+            optimizer: Optimizer::AdamW(Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
+            weight_decay: 0.1,
+            clip_norm: None,
+            loss_scale: None,
+        };
         if let Ok(step) = autodiff(model.forward) {
-            let step = adamw(accumulate(step, micro_batches).unwrap(), &config).unwrap();
+            let step = optimizer(accumulate(step, micro_batches).unwrap(), &config).unwrap();
             prop_assert_eq!(step.verify(), Ok(()));
         }
     }

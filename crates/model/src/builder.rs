@@ -84,7 +84,7 @@ impl Builder {
     ) -> Result<[ValueId; 2], ModelError> {
         self.scope(name, |b| {
             let weight = b.matrix("weight", vocab_size, hidden_size);
-            Ok([b.push(Embedding {}, &[ids, weight])?, weight])
+            Ok([b.push(Embedding::default(), &[ids, weight])?, weight])
         })
     }
 
@@ -143,7 +143,8 @@ impl Builder {
 
     /// Some rows of `x`, by their numbers.
     pub fn rows(&mut self, x: ValueId, numbers: ValueId) -> Result<ValueId, ModelError> {
-        self.push(Embedding {}, &[numbers, x])
+        let dtype = self.graph.ty(x).dtype;
+        self.push(Embedding { dtype }, &[numbers, x])
     }
 
     /// RMSNorm with its weight.

@@ -31,6 +31,20 @@ pub enum RowOrder {
     },
 }
 
+impl RowOrder {
+    /// The file's row that is row `row` of a weight of `rows` rows.
+    pub fn file_row(self, rows: u64, row: u64) -> u64 {
+        match self {
+            Self::InterleavedHeads { heads } if heads > 0 && rows >= 2 * heads => {
+                let (head_dim, half) = (rows / heads, rows / heads / 2);
+                let (head, within) = (row / head_dim, row % head_dim);
+                head * head_dim + within % half * 2 + within / half
+            }
+            _ => row,
+        }
+    }
+}
+
 /// Where a weight is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSource {

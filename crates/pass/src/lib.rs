@@ -4,24 +4,32 @@
 //! [`Step`](tightfit_ir::Step); step passes take that to another. Every pass verifies what it made.
 
 mod accumulate;
-mod adamw;
+mod autocast;
 mod autodiff;
 mod chunk_loss;
 mod dead_code;
 mod edit;
+mod lora;
+mod loss_scale;
 mod no_grad;
 mod offload;
+mod optimizer;
+mod quantize;
 mod recompute;
 mod tile_mlp;
 mod update_in_backward;
 
 pub use accumulate::accumulate;
-pub use adamw::{AdamWConfig, adamw};
+pub use autocast::autocast;
 pub use autodiff::autodiff;
 pub use chunk_loss::{LossChunk, chunk_loss};
 pub use dead_code::dead_code;
+pub use lora::{FIRST_TOKEN, LoraConfig, Pattern, Targets, adapter_names, linear_layers, lora};
+pub use loss_scale::{LossScale, loss_scale};
 pub use no_grad::no_grad;
 pub use offload::{Offload, SMALLEST, offload};
+pub use optimizer::{Adafactor, Adam, Apollo, Lion, Optimizer, OptimizerConfig, SMALLEST_8BIT, Sgd, optimizer};
+pub use quantize::{Storage, quantize};
 pub use recompute::recompute;
 pub use tile_mlp::tile_mlp;
 pub use update_in_backward::update_in_backward;

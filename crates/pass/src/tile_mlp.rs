@@ -14,8 +14,8 @@
 //! **Exact** up to rounding: inside, rows have the bits they had. The residual is added after a product's sum instead of first, sums
 //! over rows (the gradients of weights) are cut at tiles, and a result of `-0.0` becomes `0.0`.
 //!
-//! What is tiled is found by structure and not by name: a region that ends in one result, is made of `linear`, `swiglu`, `gelu` and
-//! `add` alone, has an activation inside, and whose inner values nothing else reads. **Illegal** where the model has none.
+//! What is tiled is found by structure and not by name: a region that ends in one result, is made of `linear`, `swiglu`, `gelu`,
+//! `add`, and an adapter's `scale` and `dropout` alone, has an activation inside, and whose inner values nothing else reads. **Illegal** where the model has none.
 
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
@@ -104,7 +104,7 @@ fn row_operands(graph: &Graph, node: &Node) -> Option<Vec<usize>> {
             [0].into_iter().chain(addend).collect()
         }
         Op::SwiGlu(_) | Op::Add(_) => vec![0, 1],
-        Op::Gelu(_) => vec![0],
+        Op::Gelu(_) | Op::Scale(_) | Op::Dropout(_) => vec![0],
         _ => return None,
     };
     // Elementwise operations take any rank.
@@ -259,6 +259,11 @@ impl<'a> Rewrite<'a> {
                 (Op::Linear(op), Some(_)) => {
                     let mut op = op.clone();
                     op.accumulate = Accumulate::NONE;
+                    self.push(op, &inputs, node)?[0]
+                }
+                (Op::Dropout(op), _) => {
+                    let mut op = op.clone();
+                    op.first_row += start;
                     self.push(op, &inputs, node)?[0]
                 }
                 (op, _) => self.push(op.clone(), &inputs, node)?[0],

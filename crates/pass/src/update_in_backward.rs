@@ -8,7 +8,8 @@
 //! update. Only a tied embedding's gradient lives through the backward, as one buffer from the loss, which begins it, to the
 //! embedding's scatter, which completes it. Costs nothing as long as nothing asks for all gradients at once.
 //!
-//! Clipping by the global norm does ask for them, before the first update. It stays exact by a second pass over the batch: a
+//! Clipping by the global norm does ask for them, before the first update, and so does a scaled loss, which has to know whether any
+//! gradient overflowed. It stays exact by a second pass over the batch: a
 //! program `norm_step` runs forward and backward first, reduces every gradient to its norm where it is complete, and carries the
 //! global norm of these to `micro_step`, which runs forward and backward again, now with the updates. That doubles the step's
 //! work but for the update (the plan's flops say so), and leaves the result the same bits. `loss` is read from `micro_step`,
@@ -181,7 +182,7 @@ fn drop_carried(graph: &mut Graph, update: &Graph) {
         .retain(|output| output.kind != OutputKind::Carry || !read.contains(&*output.name));
 }
 
-/// The gradients' global norm, if the optimizer clips.
+/// The gradients' global norm, if the optimizer clips or the loss is scaled.
 fn global_norm(update: &Graph) -> Option<ValueId> {
     let node = update.nodes.iter().find(|node| matches!(node.op, Op::GlobalNorm(_)))?;
     node.outputs.first().copied()

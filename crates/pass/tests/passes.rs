@@ -4,14 +4,17 @@ use insta::assert_snapshot;
 use tightfit_ir::op::{Add, Approximate};
 use tightfit_ir::{Binding, Forward, Graph, OutputKind, Phase, Role, Step, Type};
 use tightfit_model::Builder;
-use tightfit_pass::{AdamWConfig, PassError, accumulate, adamw, autodiff, dead_code, no_grad};
+use tightfit_pass::{Adam, Optimizer, OptimizerConfig, PassError, accumulate, autodiff, dead_code, no_grad, optimizer};
 
-const ADAMW: AdamWConfig = AdamWConfig {
-    beta1: 0.9,
-    beta2: 0.95,
-    eps: 1e-8,
+const ADAMW: OptimizerConfig = OptimizerConfig {
+    optimizer: Optimizer::AdamW(Adam {
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+    }),
     weight_decay: 0.1,
     clip_norm: Some(1.0),
+    loss_scale: None,
 };
 
 /// A pre-norm MLP block on the residual stream, between a tied table's two uses.
@@ -166,40 +169,41 @@ fn accumulate_over_one_micro_batch_changes_nothing() {
 
 #[test]
 fn adamw_updates_what_has_a_gradient_and_clips() {
-    let step = verified(adamw(autodiff(probe()).unwrap(), &ADAMW).unwrap());
+    let step = verified(optimizer(autodiff(probe()).unwrap(), &ADAMW).unwrap());
     assert_snapshot!(step.routines[0].programs[1].graph, @r#"
     %0 = input "lr" f32[1] input fed
     %1 = input "step" f32[1] input fed
     %2 = input "head.weight.grad" f32[3x8] gradient carried
     %3 = input "head.bias.grad" f32[3] gradient carried
-    %7 = input "head.weight" f32[3x8] weight persistent normal(0.02) trainable
-    %8 = input "head.weight.exp_avg" f32[3x8] optimizer_state persistent zeros
-    %9 = input "head.weight.exp_avg_sq" f32[3x8] optimizer_state persistent zeros
-    %13 = input "head.bias" f32[3] weight persistent zeros trainable
-    %14 = input "head.bias.exp_avg" f32[3] optimizer_state persistent zeros
-    %15 = input "head.bias.exp_avg_sq" f32[3] optimizer_state persistent zeros
+    %8 = input "head.weight" f32[3x8] weight persistent normal(0.02) trainable
+    %9 = input "head.weight.exp_avg" f32[3x8] optimizer_state persistent zeros
+    %10 = input "head.weight.exp_avg_sq" f32[3x8] optimizer_state persistent zeros
+    %14 = input "head.bias" f32[3] weight persistent zeros trainable
+    %15 = input "head.bias.exp_avg" f32[3] optimizer_state persistent zeros
+    %16 = input "head.bias.exp_avg_sq" f32[3] optimizer_state persistent zeros
     %4: f32[1] activation = norm(%2) @"head.weight" update
     %5: f32[1] activation = norm(%3) @"head.bias" update
     %6: f32[1] activation = global_norm(%4, %5) @"grad_norm" update
-    %10: f32[3x8] weight, %11: f32[3x8] optimizer_state, %12: f32[3x8] optimizer_state = adamw{"beta1":0.9,"beta2":0.95,"eps":1e-8,"weight_decay":0.1,"max_norm":1.0}(%7, %2, %8, %9, %0, %1, %6) @"head.weight" update
-    %16: f32[3] weight, %17: f32[3] optimizer_state, %18: f32[3] optimizer_state = adamw{"beta1":0.9,"beta2":0.95,"eps":1e-8,"weight_decay":0.0,"max_norm":1.0}(%13, %3, %14, %15, %0, %1, %6) @"head.bias" update
+    %7: f32[1] activation = gradient_factor{"max_norm":1.0}(%6) @"grad_norm" update
+    %11: f32[3x8] weight, %12: f32[3x8] optimizer_state, %13: f32[3x8] optimizer_state = adamw{"beta1":0.9,"beta2":0.95,"eps":1e-8,"weight_decay":0.1,"factor":true}(%8, %2, %9, %10, %0, %1, %7) @"head.weight" update
+    %17: f32[3] weight, %18: f32[3] optimizer_state, %19: f32[3] optimizer_state = adamw{"beta1":0.9,"beta2":0.95,"eps":1e-8,"weight_decay":0.0,"factor":true}(%14, %3, %15, %16, %0, %1, %7) @"head.bias" update
     output "grad_norm" = %6 read
-    output "head.weight" = %10 update %7
-    output "head.weight.exp_avg" = %11 update %8
-    output "head.weight.exp_avg_sq" = %12 update %9
-    output "head.bias" = %16 update %13
-    output "head.bias.exp_avg" = %17 update %14
-    output "head.bias.exp_avg_sq" = %18 update %15
+    output "head.weight" = %11 update %8
+    output "head.weight.exp_avg" = %12 update %9
+    output "head.weight.exp_avg_sq" = %13 update %10
+    output "head.bias" = %17 update %14
+    output "head.bias.exp_avg" = %18 update %15
+    output "head.bias.exp_avg_sq" = %19 update %16
     "#);
 }
 
 #[test]
 fn adamw_without_clipping_needs_no_norm() {
-    let config = AdamWConfig {
+    let config = OptimizerConfig {
         clip_norm: None,
         ..ADAMW
     };
-    let step = verified(adamw(autodiff(probe()).unwrap(), &config).unwrap());
+    let step = verified(optimizer(autodiff(probe()).unwrap(), &config).unwrap());
     assert_snapshot!(step.routines[0].programs[1].graph, @r#"
     %0 = input "lr" f32[1] input fed
     %1 = input "step" f32[1] input fed
@@ -317,7 +321,7 @@ fn a_result_beside_the_loss_gets_no_gradient() {
 fn step_passes_refuse_a_step_that_does_not_train() {
     let step = Step::default();
     assert_snapshot!(refusal(accumulate(step.clone(), 2)), @"accumulate: there is nothing to train");
-    assert_snapshot!(refusal(adamw(step, &ADAMW)), @"adamw: there is nothing to train");
+    assert_snapshot!(refusal(optimizer(step, &ADAMW)), @"optimizer: there is nothing to train");
     let step = accumulate(autodiff(block()).unwrap(), 2).unwrap();
     assert_snapshot!(refusal(accumulate(step, 2)), @"accumulate: the step already runs several micro-batches");
 }

@@ -5,7 +5,8 @@ use tightfit_ir::op::Approximate;
 use tightfit_ir::{Forward, Phase, Step, Type};
 use tightfit_model::Builder;
 use tightfit_pass::{
-    AdamWConfig, BACKWARD_PROGRAMS, PassError, TRAIN, accumulate, adamw, autodiff, update_in_backward,
+    Adam, BACKWARD_PROGRAMS, Optimizer, OptimizerConfig, PassError, TRAIN, accumulate, autodiff, optimizer,
+    update_in_backward,
 };
 
 /// A layer between a table's two uses.
@@ -20,18 +21,21 @@ fn tied() -> Forward {
     b.finish("loss", loss).unwrap()
 }
 
-fn config(clip_norm: Option<f64>) -> AdamWConfig {
-    AdamWConfig {
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
+fn config(clip_norm: Option<f64>) -> OptimizerConfig {
+    OptimizerConfig {
+        optimizer: Optimizer::AdamW(Adam {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+        }),
         weight_decay: 0.1,
         clip_norm,
+        loss_scale: None,
     }
 }
 
 fn plain(clip_norm: Option<f64>) -> Step {
-    adamw(autodiff(tied()).unwrap(), &config(clip_norm)).unwrap()
+    optimizer(autodiff(tied()).unwrap(), &config(clip_norm)).unwrap()
 }
 
 #[test]
@@ -143,29 +147,30 @@ fn clipping_takes_the_norm_in_a_backward_of_its_own() {
     %3 = input "embed.weight" f32[9x4] weight persistent normal(0.02) trainable
     %5 = input "layer.weight" f32[4x4] weight persistent normal(0.02) trainable
     %15 = input "global_norm" f32[1] activation carried
-    %16 = input "embed.weight.exp_avg" f32[9x4] optimizer_state persistent zeros
-    %17 = input "embed.weight.exp_avg_sq" f32[9x4] optimizer_state persistent zeros
-    %18 = input "lr" f32[1] input fed
-    %19 = input "step" f32[1] input fed
-    %23 = input "layer.weight.exp_avg" f32[4x4] optimizer_state persistent zeros
-    %24 = input "layer.weight.exp_avg_sq" f32[4x4] optimizer_state persistent zeros
+    %17 = input "embed.weight.exp_avg" f32[9x4] optimizer_state persistent zeros
+    %18 = input "embed.weight.exp_avg_sq" f32[9x4] optimizer_state persistent zeros
+    %19 = input "lr" f32[1] input fed
+    %20 = input "step" f32[1] input fed
+    %24 = input "layer.weight.exp_avg" f32[4x4] optimizer_state persistent zeros
+    %25 = input "layer.weight.exp_avg_sq" f32[4x4] optimizer_state persistent zeros
     %4: f32[6x4] activation = embedding(%0, %3) @"embed" forward
+    %16: f32[1] activation = gradient_factor{"max_norm":1.0}(%15) @"grad_norm" update
     %6: f32[6x4] activation = linear(%4, %5) @"layer" forward
     %7: f32[6x4] activation = gelu{"approximate":"none"}(%6) @"" forward
     %8: f32[1] activation, %9: f32[6x4] activation, %10: f32[9x4] gradient = linear_cross_entropy{"chunk":6,"ignore_index":-100,"input_gradient":true,"weight_gradient":true}(%7, %3, %1, %2) @"" forward
     %11: f32[6x4] activation = gelu_backward{"approximate":"none"}(%6, %9) @"" backward
     %12: f32[6x4] activation = linear_backward_input(%11, %5) @"layer" backward
     %13: f32[4x4] gradient = linear_backward_weight(%4, %11) @"layer" backward
-    %25: f32[4x4] weight, %26: f32[4x4] optimizer_state, %27: f32[4x4] optimizer_state = adamw{"beta1":0.9,"beta2":0.95,"eps":1e-8,"weight_decay":0.1,"max_norm":1.0}(%5, %13, %23, %24, %18, %19, %15) @"layer.weight" update
+    %26: f32[4x4] weight, %27: f32[4x4] optimizer_state, %28: f32[4x4] optimizer_state = adamw{"beta1":0.9,"beta2":0.95,"eps":1e-8,"weight_decay":0.1,"factor":true}(%5, %13, %24, %25, %19, %20, %16) @"layer.weight" update
     %14: f32[9x4] gradient = embedding_backward{"vocab_size":9,"accumulate":1}(%0, %12, %10) @"embed" backward
-    %20: f32[9x4] weight, %21: f32[9x4] optimizer_state, %22: f32[9x4] optimizer_state = adamw{"beta1":0.9,"beta2":0.95,"eps":1e-8,"weight_decay":0.1,"max_norm":1.0}(%3, %14, %16, %17, %18, %19, %15) @"embed.weight" update
+    %21: f32[9x4] weight, %22: f32[9x4] optimizer_state, %23: f32[9x4] optimizer_state = adamw{"beta1":0.9,"beta2":0.95,"eps":1e-8,"weight_decay":0.1,"factor":true}(%3, %14, %17, %18, %19, %20, %16) @"embed.weight" update
     output "loss" = %8 read
-    output "embed.weight" = %20 update %3
-    output "embed.weight.exp_avg" = %21 update %16
-    output "embed.weight.exp_avg_sq" = %22 update %17
-    output "layer.weight" = %25 update %5
-    output "layer.weight.exp_avg" = %26 update %23
-    output "layer.weight.exp_avg_sq" = %27 update %24
+    output "embed.weight" = %21 update %3
+    output "embed.weight.exp_avg" = %22 update %17
+    output "embed.weight.exp_avg_sq" = %23 update %18
+    output "layer.weight" = %26 update %5
+    output "layer.weight.exp_avg" = %27 update %24
+    output "layer.weight.exp_avg_sq" = %28 update %25
     "#);
 }
 
@@ -194,7 +199,7 @@ fn refusal(step: Step) -> String {
 #[test]
 fn it_is_refused_where_there_is_no_complete_gradient_or_no_update() {
     let accumulating = accumulate(autodiff(tied()).unwrap(), 2).unwrap();
-    let accumulating = adamw(accumulating, &config(None)).unwrap();
+    let accumulating = optimizer(accumulating, &config(None)).unwrap();
     assert_snapshot!(refusal(accumulating), @"update_in_backward: gradients that are summed over micro-batches are complete only after the last of them: run the batch as one micro-batch, or update after the backward");
     assert_snapshot!(refusal(Step::default()), @"update_in_backward: there is nothing to train");
     assert_snapshot!(refusal(autodiff(tied()).unwrap()), @"update_in_backward: there is no update to move: let an optimizer add it first, and move it once");

@@ -7,7 +7,7 @@ use tightfit_cpu::simd::Isa;
 use tightfit_ir::{Phase, Step};
 use tightfit_model::family::FAMILIES;
 use tightfit_model::{BatchShape, DecoderConfig, LayerType};
-use tightfit_pass::{AdamWConfig, adamw, autodiff};
+use tightfit_pass::{Adam, Optimizer, OptimizerConfig, autodiff, optimizer};
 use tightfit_plan::report::format_bytes;
 use tightfit_search::blocks::Blocks;
 use tightfit_search::explain::Reason;
@@ -28,14 +28,17 @@ fn training(config: &DecoderConfig, batch: u64, seq: u64) -> Step {
         seq,
         loss_chunk: 512,
     };
-    let optimizer = AdamWConfig {
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
+    let adamw = OptimizerConfig {
+        optimizer: Optimizer::AdamW(Adam {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+        }),
         weight_decay: 0.1,
         clip_norm: None,
+        loss_scale: None,
     };
-    adamw(autodiff(config.loss(shape).unwrap()).unwrap(), &optimizer).unwrap()
+    optimizer(autodiff(config.loss(shape).unwrap()).unwrap(), &adamw).unwrap()
 }
 
 fn smollm2() -> DecoderConfig {

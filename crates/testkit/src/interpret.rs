@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tightfit_ir::op::Rule;
-use tightfit_ir::{Binding, Graph, Init, OutputKind, Program, Routine, Step, Tensor, Value, ValueId};
+use tightfit_ir::{Binding, Graph, Init, OutputKind, Program, Routine, Step, Tensor, Type, Value, ValueId};
 
 use crate::rng::Rng;
 
@@ -144,16 +144,28 @@ impl Interpreter {
     }
 }
 
+/// A tensor whose elements are all that number.
+fn filled(ty: &Type, number: f64) -> Tensor {
+    let mut tensor = Tensor::zeros_of(ty);
+    tensor.data.fill(number);
+    tensor
+}
+
 /// A graph's persistent inputs, filled as they ask from a seed and their names with exact `f32` values.
 pub fn initial(graph: &Graph, seed: u64) -> Named {
     let fill = |value: &Value, init| match init {
         Init::Zeros => Tensor::zeros_of(&value.ty),
-        Init::Ones => {
-            let mut ones = Tensor::zeros_of(&value.ty);
-            ones.data.fill(1.0);
-            ones
-        }
+        Init::Ones => filled(&value.ty, 1.0),
+        Init::Constant(number) => filled(&value.ty, number),
         Init::Normal(std) => Rng::named(seed, &value.name).tensor(value.ty.shape.clone(), std),
+        Init::Uniform(bound) => {
+            let mut rng = Rng::named(seed, &value.name);
+            let mut tensor = Tensor::zeros_of(&value.ty);
+            tensor
+                .data
+                .fill_with(|| f64::from((bound * (2.0 * rng.unit() - 1.0)) as f32));
+            tensor
+        }
     };
     graph
         .inputs()

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tightfit_ir::op::{
-    Accumulate, Add, Approximate, Attention, Embedding, Gelu, LayerNorm, Linear, LinearCrossEntropy, PadRows, Reshape,
-    RmsNorm, Rope, RopeScaling, RopeTable, SliceRows, SoftmaxCrossEntropy, SwiGlu,
+    Accumulate, Add, Approximate, Attention, Cast, Embedding, Gelu, LayerNorm, Linear, LinearCrossEntropy, PadRows,
+    Reshape, RmsNorm, Rope, RopeScaling, RopeTable, SliceRows, SoftmaxCrossEntropy, SwiGlu,
 };
-use tightfit_ir::{Binding, Forward, Graph, Init, Op, OutputKind, Phase, Role, Shape, Type, ValueId};
+use tightfit_ir::{Binding, DType, Forward, Graph, Init, Op, OutputKind, Phase, Role, Shape, Type, ValueId};
 
 use crate::data::BatchSpec;
 
@@ -62,16 +62,34 @@ enum Head {
 /// One step of the model: it reads values made before and makes one of `[rows, hidden]`.
 #[derive(Clone, Copy, Debug)]
 enum Block {
-    Linear { bias: bool, shared: bool, addend: bool },
+    Linear {
+        bias: bool,
+        shared: bool,
+        addend: bool,
+    },
     RmsNorm,
     LayerNorm,
-    Gelu { approximate: Approximate, reshaped: bool },
+    Gelu {
+        approximate: Approximate,
+        reshaped: bool,
+    },
     Gate,
     Mlp,
-    Attention { window: Option<u64> },
+    Attention {
+        window: Option<u64>,
+    },
     Add,
-    Rows { start: u64, addend: bool },
-    Embedding { shared: bool },
+    /// To that dtype and back.
+    Cast {
+        dtype: DType,
+    },
+    Rows {
+        start: u64,
+        addend: bool,
+    },
+    Embedding {
+        shared: bool,
+    },
 }
 
 /// Which of the values made before a block reads, counted back from the newest, modulo how many there are.
@@ -119,6 +137,7 @@ fn block() -> impl Strategy<Value = Block> {
         2 => Just(Block::Mlp),
         2 => prop::option::of(1..=9_u64).prop_map(|window| Block::Attention { window }),
         2 => Just(Block::Add),
+        1 => prop_oneof![Just(DType::Bf16), Just(DType::F16)].prop_map(|dtype| Block::Cast { dtype }),
         1 => (0..24_u64, flag()).prop_map(|(start, addend)| Block::Rows { start, addend }),
         1 => flag().prop_map(|shared| Block::Embedding { shared }),
     ]
@@ -212,6 +231,10 @@ impl Builder {
             Block::Mlp => self.mlp(x),
             Block::Attention { window } => self.attention(x, window),
             Block::Add => self.push(Add {}, &[x, other]),
+            Block::Cast { dtype } => {
+                let narrow = self.push(Cast { dtype }, &[x]);
+                self.push(Cast { dtype: DType::F32 }, &[narrow])
+            }
             Block::Rows { start, addend } => self.rows(x, start, addend.then_some(other)),
             Block::Embedding { shared } => return self.embedding(shared),
         };
@@ -225,7 +248,7 @@ impl Builder {
             _ => self.weight("weight", [self.recipe.vocab_size, self.recipe.hidden], 1.0),
         };
         self.table.get_or_insert(table);
-        let y = self.push(Embedding {}, &[tokens, table]);
+        let y = self.push(Embedding::default(), &[tokens, table]);
         self.made.push(y);
     }
 

@@ -57,9 +57,3 @@ impl Rng {
 pub fn round(x: f64) -> f64 {
     f64::from(x as f32)
 }
-
-/// Every element as the nearest `f32`.
-pub fn rounded(mut tensor: Tensor) -> Tensor {
-    tensor.data.iter_mut().for_each(|x| *x = round(*x));
-    tensor
-}

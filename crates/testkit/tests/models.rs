@@ -6,23 +6,29 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use tightfit_ir::{Binding, Source, Step, Tensor};
-use tightfit_pass::{AdamWConfig, MICRO_STEP, TRAIN, UPDATE, accumulate, adamw, autodiff, dead_code, gradient_name};
+use tightfit_pass::{
+    Adam, MICRO_STEP, Optimizer, OptimizerConfig, TRAIN, UPDATE, accumulate, autodiff, dead_code, gradient_name,
+    optimizer,
+};
 use tightfit_testkit::data::batch;
 use tightfit_testkit::interpret::{Interpreter, Named, initial, run};
 use tightfit_testkit::random::{RandomModel, model};
 
 const MICRO_BATCHES: u32 = 3;
-const CONFIG: AdamWConfig = AdamWConfig {
-    beta1: 0.9,
-    beta2: 0.999,
-    eps: 1e-8,
+const CONFIG: OptimizerConfig = OptimizerConfig {
+    optimizer: Optimizer::AdamW(Adam {
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+    }),
     weight_decay: 0.0,
     clip_norm: Some(1.0),
+    loss_scale: None,
 };
 
 fn training(model: &RandomModel) -> Option<Step> {
     let step = autodiff(model.forward.clone()).ok()?;
-    Some(adamw(accumulate(step, MICRO_BATCHES).unwrap(), &CONFIG).unwrap())
+    Some(optimizer(accumulate(step, MICRO_BATCHES).unwrap(), &CONFIG).unwrap())
 }
 
 fn scalars(lr: f64, step: f64) -> Named {
@@ -131,7 +137,7 @@ fn random_models_have_every_forward_operation_and_every_difficulty() {
         }
         found.into_iter().for_each(|what| *seen.entry(what).or_default() += 1);
     }
-    let forward = "add attention softmax_cross_entropy embedding gelu layer_norm linear linear_cross_entropy reshape \
+    let forward = "add attention cast softmax_cross_entropy embedding gelu layer_norm linear linear_cross_entropy reshape \
         rms_norm rope rope_table slice_rows pad_rows swiglu";
     let difficulties = ["frozen weight", "tied weight", "fan-out", "unused branch"];
     for what in forward.split_whitespace().chain(difficulties) {

@@ -32,12 +32,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         loss_chunk: 1,
     };
     let forward = no_grad(model.config.logits(shape)?)?;
-    let step = Step {
-        routines: vec![
-            Routine::of(LOGITS, forward.graph),
-            load::routine(&model.fills(), std::iter::empty()),
-        ],
+    let mut step = Step {
+        routines: vec![Routine::of(LOGITS, forward.graph)],
     };
+    let load = load::routine(&model.fills(), step.persistent());
+    step.routines.push(load);
     let threads = std::thread::available_parallelism()?.get();
     let mut session = Session::new(plan_for_cpu(step, threads)?, threads)?;
     model.load(&mut session)?;

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use tightfit::op::Approximate;
 use tightfit::{
-    AdamWConfig, Builder, Driver, Feed, Forward, ModelError, Results, RunError, Session, Type, plan_for_cpu,
-    training_step,
+    Adam, Builder, Driver, Feed, Forward, ModelError, Optimizer, OptimizerConfig, Results, RunError, Session, Type,
+    plan_for_cpu, training_step,
 };
 
 const POINTS: u64 = 1024;
@@ -84,12 +84,15 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
-    let adamw = AdamWConfig {
-        beta1: 0.9,
-        beta2: 0.99,
-        eps: 1e-8,
+    let adamw = OptimizerConfig {
+        optimizer: Optimizer::AdamW(Adam {
+            beta1: 0.9,
+            beta2: 0.99,
+            eps: 1e-8,
+        }),
         weight_decay: 0.01,
         clip_norm: Some(1.0),
+        loss_scale: None,
     };
     let plan = plan_for_cpu(training_step(classifier()?, &adamw, 1, None)?, THREADS)?;
     println!("planned peak   {} bytes", plan.peak());

@@ -1,7 +1,7 @@
 //! The checkpoints of a run: folders `checkpoint-N` in its output folder, each whole or not there.
 //!
-//! A checkpoint is a Hugging Face folder (weights, configuration, tokenizer) with the optimizer's state and a `state.json` beside
-//! them. It is written under another name, synced, and renamed; one that goes is renamed before it is removed. A run that is killed at
+//! A checkpoint is a Hugging Face folder (weights, configuration, tokenizer), or one in PEFT's format where adapters are trained, with
+//! the optimizer's state and a `state.json` beside them. It is written under another name, synced, and renamed; one that goes is renamed before it is removed. A run that is killed at
 //! any moment therefore leaves whole checkpoints, and leftovers that the next run clears away.
 
 use std::fs::{self, File};
@@ -13,10 +13,13 @@ use tightfit_exec::Session;
 use tightfit_exec::checkpoint::{self, SaveError, partial};
 use tightfit_ir::Role;
 
+use crate::adapters::{ADAPTER_CONFIG, ADAPTER_MODEL, PREFIX as ADAPTER_PREFIX};
 use crate::input::read_regular;
 
 /// Weights, as Hugging Face names them.
 pub const MODEL: &str = "model.safetensors";
+/// What they are the weights of.
+pub const MODEL_CONFIG: &str = "config.json";
 /// The optimizer's state.
 pub const OPTIMIZER: &str = "optimizer.safetensors";
 /// Where the run stood.
@@ -29,6 +32,40 @@ const PREFIX: &str = "checkpoint-";
 const REPLACED: &str = ".replaced";
 /// Raised when `state.json` changes its meaning.
 const STATE_VERSION: u32 = 1;
+/// What a run leaves: which file it is in, with its configuration beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A model.
+    Model,
+    /// An adapter.
+    Adapter,
+}
+
+impl Kind {
+    /// The file of tensors.
+    pub fn tensors(self) -> &'static str {
+        match self {
+            Self::Model => MODEL,
+            Self::Adapter => ADAPTER_MODEL,
+        }
+    }
+
+    /// The file that says what they are.
+    pub fn config(self) -> &'static str {
+        match self {
+            Self::Model => MODEL_CONFIG,
+            Self::Adapter => ADAPTER_CONFIG,
+        }
+    }
+
+    fn other(self) -> Self {
+        match self {
+            Self::Model => Self::Adapter,
+            Self::Adapter => Self::Model,
+        }
+    }
+}
+
 /// Most bytes of `state.json`.
 const MAX_STATE: u64 = 1 << 16;
 
@@ -154,6 +191,7 @@ pub fn folder(dir: &Path, step: u64) -> PathBuf {
 #[derive(Debug)]
 pub struct Checkpoints {
     dir: PathBuf,
+    kind: Kind,
     keep: usize,
     best: Option<Best>,
     data: Option<RowsState>,
@@ -163,9 +201,10 @@ pub struct Checkpoints {
 
 impl Checkpoints {
     /// Of a run in `dir` that keeps the last `keep` and the best.
-    pub fn new(dir: &Path, keep: u64) -> Self {
+    pub fn new(dir: &Path, kind: Kind, keep: u64) -> Self {
         Self {
             dir: dir.to_owned(),
+            kind,
             keep: usize::try_from(keep).unwrap_or(usize::MAX),
             best: None,
             data: None,
@@ -235,12 +274,13 @@ impl Checkpoints {
     }
 
     /// Makes the weights of the checkpoint after `step` the output folder's own: another name of the same file where the file system
-    /// can, a copy elsewhere.
+    /// can, a copy elsewhere. What a replaced run of the other kind has left goes.
     ///
     /// # Errors
     /// The file system refuses.
     pub fn publish(&self, step: u64) -> Result<(), SaveError> {
-        let (from, to) = (folder(&self.dir, step).join(MODEL), self.dir.join(MODEL));
+        let name = self.kind.tensors();
+        let (from, to) = (folder(&self.dir, step).join(name), self.dir.join(name));
         let unfinished = partial(&to);
         remove(&unfinished)?;
         if fs::hard_link(&from, &unfinished).is_err() {
@@ -249,6 +289,9 @@ impl Checkpoints {
         fs::rename(&unfinished, &to).map_err(failed(&to))?;
         // Where both are names of one file already, renaming does nothing.
         remove(&unfinished)?;
+        let replaced = self.kind.other();
+        remove(&self.dir.join(replaced.config()))?;
+        remove(&self.dir.join(replaced.tensors()))?;
         sync(&self.dir)
     }
 
@@ -256,11 +299,15 @@ impl Checkpoints {
         fs::create_dir(folder).map_err(failed(folder))?;
         let step = state.step.to_string();
         let metadata = [("format", "pt"), ("steps", &*step)];
-        for (roles, name) in [
-            (&[Role::Weight, Role::Adapter][..], MODEL),
-            (&[Role::OptimizerState][..], OPTIMIZER),
+        let (role, prefix) = match self.kind {
+            Kind::Model => (Role::Weight, ""),
+            Kind::Adapter => (Role::Adapter, ADAPTER_PREFIX),
+        };
+        for (role, prefix, name) in [
+            (role, prefix, self.kind.tensors()),
+            (Role::OptimizerState, "", OPTIMIZER),
         ] {
-            checkpoint::save(session, roles, &metadata, &folder.join(name))?;
+            checkpoint::save(session, &[role], prefix, &metadata, &folder.join(name))?;
         }
         for name in &self.model_files {
             copy(&self.dir.join(name), &folder.join(name))?;

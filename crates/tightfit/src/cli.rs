@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use tightfit_ir::Block;
 
-use crate::inference::Machine;
+use crate::inference::{Machine, Numbers};
 use crate::settings::{Long, Request, Written};
 
 const CALIBRATE_ONCE: &str = "\
@@ -39,6 +40,7 @@ Examples:
   tightfit train --recompute 50%              keep half of the activations' bytes
   tightfit train --update-in-backward --clip-norm none    no gradient outlives its layer
   tightfit train --offload optimizer --scratch /data --disk 20GiB
+  tightfit train --model ./Qwen2.5-0.5B --data chat.jsonl --method lora --out runs/lora
   tightfit train --layers 6 --hidden-size 384 --out runs/d
   tightfit train --plan runs/d/plan.json      that job at the same offsets
   tightfit train --print-config > job.toml    write the settings to a file ...
@@ -58,11 +60,31 @@ Examples:
   tightfit generate --model SmolLM2.gguf --chat 'A name for a cat?' \\
     --temperature 0.8 --top-p 0.9 --seed 7";
 
+const MERGE_EXAMPLES: &str = "\
+Examples:
+  tightfit merge --model SmolLM2.gguf --adapter runs/lora --out merged
+  tightfit merge --model ./Qwen2.5-0.5B --adapter runs/lora/best --out merged --overwrite";
+
 const INSPECT_EXAMPLES: &str = "\
 Examples:
   tightfit inspect SmolLM2.gguf
   tightfit inspect ./Qwen2.5-0.5B --tensors
   tightfit inspect runs/a --json | jq .architecture";
+
+const QUANTIZE_TEXT: &str = "\
+Linear layers of the blocks are quantised; norms, embeddings and the head stay as
+they are unless asked for. The folder is a model again, for --base as-is. With
+--fresh its weights are random: a model of any size for a test, from its shape alone.
+Memory: one quantised tensor for each thread.";
+
+const QUANTIZE_EXAMPLES: &str = "\
+Examples:
+  tightfit quantize --model ./SmolLM2-135M --base nf4 --out ./SmolLM2-135M-nf4
+  tightfit quantize --model SmolLM2.gguf --base int8 --embeddings --head --out ./int8
+  tightfit quantize --model ./Llama-3.2-1B --base int4 --targets q_proj,mlp.down_proj \\
+    --out ./some-int4
+  tightfit quantize --fresh llama-2-7b/config.json --seed 7 --base nf4 --out ./random-7b
+  tightfit quantize --model runs/a --base nf4 --out ./nf4 --json | jq .quantized";
 
 const CALIBRATE_TEXT: &str = "\
 Takes about half a minute and is best run on a machine that does nothing else. What
@@ -100,6 +122,12 @@ pub enum Command {
     /// What is in a model's files: architecture, tensors, tokenizer, chat template
     #[command(after_help = format!("{INSPECT_EXAMPLES}\n\n{EXIT_CODES}"))]
     Inspect(InspectArgs),
+    /// Add an adapter to the weights of its model: a model that needs no adapter any more
+    #[command(after_help = format!("{MERGE_EXAMPLES}\n\n{EXIT_CODES}"))]
+    Merge(MergeArgs),
+    /// Write a model with its weights in 8 or 4 bits
+    #[command(after_help = format!("{QUANTIZE_TEXT}\n\n{QUANTIZE_EXAMPLES}\n\n{EXIT_CODES}"))]
+    Quantize(QuantizeArgs),
     /// Measure this machine, so that plans know how long they will take
     #[command(after_help = format!("{CALIBRATE_TEXT}\n\n{CALIBRATE_EXAMPLES}\n\n{EXIT_CODES}"))]
     Calibrate(CalibrateArgs),
@@ -148,6 +176,9 @@ pub struct EvalArgs {
     /// The model: a Hugging Face folder, a .safetensors file in one, or a .gguf file
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
+    /// An adapter of the model, a folder in PEFT's format
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// The text: .txt or .md; or .jsonl with text, prompt and completion, instruction and output, or messages on each line
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     pub data: Vec<PathBuf>,
@@ -173,6 +204,9 @@ pub struct EvalArgs {
     /// Print one JSON object to stdout and all else to stderr
     #[arg(long)]
     pub json: bool,
+    /// How numbers are stored.
+    #[command(flatten)]
+    pub numbers: Numbers,
     /// The machine.
     #[command(flatten)]
     pub machine: Machine,
@@ -185,6 +219,9 @@ pub struct GenerateArgs {
     /// The model: a Hugging Face folder, a .safetensors file in one, or a .gguf file
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
+    /// An adapter of the model, a folder in PEFT's format
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// Go on from this text as it is
     #[arg(long, value_name = "TEXT", group = "input")]
     pub prompt: Option<String>,
@@ -212,6 +249,9 @@ pub struct GenerateArgs {
     /// Print one JSON object to stdout and all else to stderr
     #[arg(long)]
     pub json: bool,
+    /// How numbers are stored.
+    #[command(flatten)]
+    pub numbers: Numbers,
     /// The machine.
     #[command(flatten)]
     pub machine: Machine,
@@ -231,6 +271,65 @@ pub struct InspectArgs {
     pub json: bool,
 }
 
+/// Flags of `merge`.
+#[derive(Args, Debug)]
+pub struct MergeArgs {
+    /// The model: a Hugging Face folder, a .safetensors file in one, or a .gguf file
+    #[arg(long, value_name = "PATH")]
+    pub model: PathBuf,
+    /// The adapter, a folder in PEFT's format
+    #[arg(long, value_name = "DIR")]
+    pub adapter: PathBuf,
+    /// Write a Hugging Face folder here: weights as the model stores them, or in bf16 where it is quantised
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Replace the model that the --out folder holds
+    #[arg(long)]
+    pub overwrite: bool,
+    /// Print one JSON object to stdout and all else to stderr
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `quantize`.
+#[derive(Args, Debug)]
+#[command(group(clap::ArgGroup::new("weights").required(true).multiple(false)))]
+pub struct QuantizeArgs {
+    /// The model: a Hugging Face folder, a .safetensors file in one, or a .gguf file
+    #[arg(long, value_name = "PATH", group = "weights")]
+    pub model: Option<PathBuf>,
+    /// Random weights for the model of this config.json
+    #[arg(long, value_name = "FILE", group = "weights")]
+    pub fresh: Option<PathBuf>,
+    /// Decides the random weights
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "model")]
+    pub seed: u64,
+    /// What weights become: int8, int4 or nf4
+    #[arg(long, value_name = "NAME", value_parser = base)]
+    pub base: Block,
+    /// The folder to write
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Replace the model that the --out folder holds
+    #[arg(long)]
+    pub overwrite: bool,
+    /// Quantise the embedding's table, too
+    #[arg(long)]
+    pub embeddings: bool,
+    /// Quantise the head, too; a tied one is the embedding's table
+    #[arg(long)]
+    pub head: bool,
+    /// Only these linear layers: names, or their ends behind a dot, such as q_proj,mlp.down_proj [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub targets: Vec<String>,
+    /// Threads that compute [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Print one JSON object to stdout and all else to stderr
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Flags of `calibrate`.
 #[derive(Args, Debug)]
 pub struct CalibrateArgs {
@@ -243,6 +342,11 @@ pub struct CalibrateArgs {
     /// Print one JSON object to stdout and all else to stderr
     #[arg(long)]
     pub json: bool,
+}
+
+fn base(text: &str) -> Result<Block, String> {
+    let block = Block::from_name(text).filter(|block| block.encodes());
+    block.ok_or_else(|| "expected int8, int4 or nf4".to_owned())
 }
 
 fn temperature(text: &str) -> Result<f64, String> {

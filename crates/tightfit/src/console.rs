@@ -131,6 +131,9 @@ impl Progress {
         if let Some(loss) = report.eval_loss {
             message.push_str(&format!("  eval {loss:.4}"));
         }
+        if let Some(scaled) = report.loss_scale.filter(|scaled| scaled.skipped) {
+            message.push_str(&format!("  skipped, loss scale now {}", scaled.scale));
+        }
         message.push_str(&format!("  {rate:.0} tokens/s"));
         if let Ok(memory) = process_resident_bytes() {
             message.push_str(&format!("  {}", format_bytes(memory)));

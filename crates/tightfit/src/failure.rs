@@ -18,8 +18,10 @@ use crate::generate::GenerateError;
 use crate::job::JobError;
 use crate::memory::{MemoryError, format_bytes};
 use crate::pretrained::PretrainedError;
+use crate::quantize::QuantizeError;
 use crate::resume::ResumeError;
 use crate::settings::SettingsError;
+use crate::stop::STOPPED;
 use crate::train::TrainError;
 
 /// The exit code of a job that does not fit.
@@ -107,12 +109,23 @@ pub enum Failure {
         /// What is in it.
         file: String,
     },
+    /// A folder that holds a model, where another was to be written.
+    #[error("{} holds {file}: choose another --out, or pass --overwrite to replace that model", dir.display())]
+    Merged {
+        /// The folder.
+        dir: PathBuf,
+        /// What is in it.
+        file: String,
+    },
     /// A model that lies in the folder that a run would write.
-    #[error("--model lies in {}, which this run would write to: choose another --out", dir.display())]
+    #[error("the model or adapter lies in {}, which this run would write to: choose another --out", dir.display())]
     OutHoldsModel {
         /// The folder.
         dir: PathBuf,
     },
+    /// An adapter without a model that is kept.
+    #[error("--method lora keeps an adapter in --out, and it is of no use without its model: say which by --model")]
+    AdapterOfNothing,
     /// An output folder that another process writes to.
     #[error("another run is writing to {}: let it end, or choose another --out", dir.display())]
     Busy {
@@ -184,6 +197,9 @@ pub enum Failure {
         /// The model.
         model: PathBuf,
     },
+    /// A model that cannot be quantised.
+    #[error(transparent)]
+    Quantize(#[from] QuantizeError),
     /// The signal handler cannot be set.
     #[error("cannot watch for Ctrl-C: {0}")]
     Signal(std::io::Error),
@@ -229,10 +245,18 @@ impl Failure {
             | Failure::EmptyPrompt
             | Failure::NoTemplate { .. }
             | Failure::OutHoldsModel { .. }
+            | Failure::AdapterOfNothing
+            | Failure::Merged { .. }
             | Failure::Foreign { .. }
             | Failure::Stride { .. }
             | Failure::Resume(ResumeError::Flag { .. })
             | Failure::Job(JobError::Model(_))
+            | Failure::Quantize(
+                QuantizeError::Target { .. }
+                | QuantizeError::Nothing
+                | QuantizeError::Occupied { .. }
+                | QuantizeError::Foreign { .. },
+            )
             | Failure::Occupied { .. } => 2,
             Failure::Scratch(error) | Failure::Session(SessionError::Tier(TierError::Scratch(error))) => match error {
                 ScratchError::Space { .. } => DOES_NOT_FIT,
@@ -242,6 +266,7 @@ impl Failure {
             | Failure::DoesNotFit { .. }
             | Failure::Disk { .. }
             | Failure::Job(JobError::Plan(PlanError::TooLarge | PlanError::Place { .. })) => DOES_NOT_FIT,
+            Failure::Quantize(QuantizeError::Stopped) => STOPPED,
             Failure::Data(PrepareError::Keep { .. }) => 1,
             Failure::Train(TrainError::Run(RunError::Driver(error))) if error.is::<TextError>() => 4,
             Failure::PlanFile { .. }
@@ -250,6 +275,12 @@ impl Failure {
             | Failure::Data(_)
             | Failure::Resume(ResumeError::NoRun { .. } | ResumeError::State(_) | ResumeError::Settings(_))
             | Failure::Load(_)
+            | Failure::Quantize(
+                QuantizeError::Model(_)
+                | QuantizeError::Already { .. }
+                | QuantizeError::Layout { .. }
+                | QuantizeError::Load(_),
+            )
             | Failure::Loss { .. }
             | Failure::Generate(GenerateError::Logits)
             | Failure::Train(TrainError::Text(_))

@@ -1,8 +1,8 @@
 //! Generation: a prompt is read in chunks, then one token follows the other, with keys and values kept in the arena.
 
 use tightfit_exec::{Driver, Feed, Results, RunError};
-use tightfit_ir::{Routine, Step};
-use tightfit_pass::no_grad;
+use tightfit_ir::{Forward, Routine, Step};
+use tightfit_pass::PassError;
 
 use crate::job::JobError;
 use crate::sample::Sampler;
@@ -46,18 +46,22 @@ impl Generation {
         prompt.max(self.prompt.saturating_add(self.max_tokens))
     }
 
-    /// The routines of a model that generates.
+    /// The routines of a model that generates, each after `prepare`: the passes for a model that is not trained.
     ///
     /// # Errors
-    /// Sizes that no model can have.
-    pub fn step(&self, model: &DecoderConfig) -> Result<Step, JobError> {
+    /// Sizes that no model can have, or `prepare` fails.
+    pub fn step(
+        &self,
+        model: &DecoderConfig,
+        prepare: impl Fn(Forward) -> Result<Forward, PassError>,
+    ) -> Result<Step, JobError> {
         let mut routines = Vec::new();
         for (name, rows) in [(PREFILL, self.chunk()), (DECODE, 1)] {
             let shape = DecodeShape {
                 rows: rows as u64,
                 capacity: self.capacity() as u64,
             };
-            routines.push(Routine::of(name, no_grad(model.decode(shape)?)?.graph));
+            routines.push(Routine::of(name, prepare(model.decode(shape)?)?.graph));
         }
         Ok(Step { routines })
     }

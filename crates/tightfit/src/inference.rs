@@ -3,7 +3,8 @@
 use clap::Args;
 use serde::Serialize;
 use tightfit_exec::load;
-use tightfit_ir::{Role, Step};
+use tightfit_ir::{DType, Forward, Role, Step};
+use tightfit_pass::{PassError, Storage, autocast, no_grad, quantize};
 
 use crate::Session;
 use crate::failure::Failure;
@@ -11,7 +12,7 @@ use crate::job::{JobError, plan_for_cpu};
 use crate::memory::{default_budget, format_bytes, process_peak_bytes};
 use crate::pretrained::Pretrained;
 use crate::reserve::Before;
-use crate::settings::Bytes;
+use crate::settings::{Base, Bytes};
 
 /// The machine that a command may use.
 #[derive(Args, Clone, Debug)]
@@ -40,6 +41,48 @@ impl Machine {
                 .min(1024)
         };
         self.threads.map_or_else(cores, |threads| threads as usize)
+    }
+}
+
+/// How a command stores the numbers of a model.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Numbers")]
+pub struct Numbers {
+    /// What weights are kept in: f32; as-is, as in the file, which changes no result; bf16 or f16; or quantised as they are read
+    #[arg(long, value_name = "f32|as-is|bf16|f16|int8|int4|nf4", value_parser = base, default_value = "f32")]
+    base: Base,
+    /// Quantise the embedding and the head like the other weights
+    #[arg(long)]
+    base_embeddings: bool,
+    /// What activations and caches are stored as
+    #[arg(long, value_name = "f32|bf16|f16", value_parser = activations, default_value = "f32")]
+    precision: DType,
+}
+
+fn base(text: &str) -> Result<Base, String> {
+    match text.parse() {
+        Ok(base) if base != Base::Auto => Ok(base),
+        _ => Err("expected f32, as-is, bf16, f16, int8, int4 or nf4".to_owned()),
+    }
+}
+
+fn activations(text: &str) -> Result<DType, String> {
+    let dtype = DType::from_name(text).filter(|dtype| dtype.is_float());
+    dtype.ok_or_else(|| "expected f32, bf16 or f16".to_owned())
+}
+
+impl Numbers {
+    /// A model that is not trained, whose numbers are stored so.
+    ///
+    /// # Errors
+    /// An operation cannot work on them.
+    pub fn apply(&self, forward: Forward, model: &Pretrained) -> Result<Forward, PassError> {
+        let file = |weight: &str| model.stored(weight);
+        let storage = Storage {
+            tables: self.base_embeddings,
+            ..self.base.storage(&file)
+        };
+        autocast(quantize(no_grad(model.adapt(forward)?)?, &storage)?, self.precision)
     }
 }
 
@@ -89,7 +132,8 @@ impl Inference {
     /// The job does not fit, or the model's files cannot be read.
     pub fn start(model: &Pretrained, mut step: Step, machine: &Machine) -> Result<Self, Failure> {
         let (budget, threads) = (machine.budget()?, machine.threads());
-        step.routines.push(load::routine(&model.fills(), std::iter::empty()));
+        let load = load::routine(&model.fills(), step.persistent());
+        step.routines.push(load);
         let plan = plan_for_cpu(step, threads).map_err(JobError::from)?;
         let mut before = Before::default();
         before.end_phase()?;

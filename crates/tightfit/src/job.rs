@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 use tightfit_cpu::{CpuTarget, Profile};
 use tightfit_exec::load::Fill;
 use tightfit_exec::{checkpoint, load};
-use tightfit_ir::{Forward, Op, Routine, Step};
+use tightfit_ir::{DType, Forward, Op, Routine, Step};
 use tightfit_model::{DecoderConfig, ModelError};
 use tightfit_pass::{
-    AdamWConfig, EVALUATE, LossChunk, PassError, TRAIN, accumulate, adamw, autodiff, chunk_loss, no_grad, tile_mlp,
-    update_in_backward,
+    EVALUATE, LoraConfig, LossChunk, OptimizerConfig, PassError, TRAIN, accumulate, autocast, autodiff, chunk_loss,
+    lora, loss_scale, no_grad, optimizer, quantize, tile_mlp, update_in_backward,
 };
 use tightfit_plan::file::{FileError, PlanFile};
 use tightfit_plan::place::Effort;
@@ -164,9 +164,15 @@ impl Job {
         })
     }
 
-    /// The model's `config.json`.
+    /// The model's `config.json`, with weights as they are saved.
     pub fn config_json(&self) -> String {
-        format!("{:#}\n", self.model.to_hf())
+        let mut config = self.model.to_hf();
+        config["dtype"] = match self.settings.precision.weights() {
+            DType::Bf16 => "bfloat16".into(),
+            DType::F16 => "float16".into(),
+            _ => "float32".into(),
+        };
+        format!("{config:#}\n")
     }
 
     /// The plan as a file's content. The budget and other facts of the machine are no part of it: a plan is held against those of the
@@ -202,20 +208,51 @@ fn calibration(settings: &Settings) -> Calibration {
 /// follows from the shape of training and is in the settings from then on, for evaluation and for a run that is resumed.
 fn step(settings: &mut Settings, pretrained: Option<&Pretrained>) -> Result<(DecoderConfig, Step), JobError> {
     let model = pretrained.map_or_else(|| settings.fresh_model(), |pretrained| pretrained.config.clone());
-    let training = in_parts(model.loss(settings.micro_batch_shape())?, settings)?;
+    let training = prepared(
+        model.loss(settings.micro_batch_shape())?,
+        settings,
+        pretrained,
+        settings.dropout,
+    )?;
     if let (Count::Auto, Some(rows)) = (settings.loss_chunk, loss_chunk(&training)) {
         settings.loss_chunk = Count::Of(rows);
     }
-    let evaluation = in_parts(model.loss(settings.evaluation_shape())?, settings)?;
-    let mut step = training_step(training, &settings.adamw(), settings.micro_batches(), Some(evaluation))?;
+    let evaluation = prepared(model.loss(settings.evaluation_shape())?, settings, pretrained, 0.0)?;
+    let optimizer = settings.optimizer();
+    let mut step = training_step(training, &optimizer, settings.micro_batches(), Some(evaluation))?;
     if settings.update_in_backward {
         step = update_in_backward(step)?;
     }
     Ok((model, step))
 }
 
-/// A model with its loss and its MLPs in parts of as many rows as the settings say.
-fn in_parts(forward: Forward, settings: &Settings) -> Result<Forward, PassError> {
+/// The adapters that a job trains, if any: those that are given, else fresh ones.
+pub fn adapters(settings: &Settings, pretrained: Option<&Pretrained>) -> Option<LoraConfig> {
+    let fresh = settings.lora()?;
+    let Some(given) = pretrained.and_then(Pretrained::adapter) else {
+        return Some(fresh);
+    };
+    Some(LoraConfig {
+        dropout: fresh.dropout,
+        seed: fresh.seed,
+        ..given.config().clone()
+    })
+}
+
+/// A model after all passes that change what is computed: with adapters, its numbers stored, and its loss and its MLPs in parts of as
+/// many rows, as the settings say.
+fn prepared(
+    mut forward: Forward,
+    settings: &Settings,
+    pretrained: Option<&Pretrained>,
+    dropout: f64,
+) -> Result<Forward, PassError> {
+    if let Some(config) = adapters(settings, pretrained) {
+        forward = lora(forward, &LoraConfig { dropout, ..config })?;
+    }
+    let file = |weight: &str| pretrained.and_then(|pretrained| pretrained.stored(weight));
+    let forward = quantize(forward, &settings.storage(&file))?;
+    let forward = autocast(forward, settings.precision.activations())?;
     let chunk = match settings.loss_chunk {
         Count::Auto => LossChunk::Auto,
         Count::Of(rows) => LossChunk::Rows(rows),
@@ -238,25 +275,28 @@ fn loss_chunk(forward: &Forward) -> Option<u64> {
 
 /// Adds the routines in which weights are read and checkpoints are written.
 fn complete(mut step: Step, fills: &[Fill<'_>]) -> Step {
-    let save = checkpoint::routine(step.persistent_types());
-    let load = load::routine(fills, step.persistent_types());
+    let save = checkpoint::routine(step.persistent().map(|(_, ty)| ty));
+    let load = load::routine(fills, step.persistent());
     step.routines.extend([save, load]);
     step
 }
 
-/// A model's training step: gradients over `micro_batches`, AdamW, and a routine `evaluate` if a model for it is given.
+/// A model's training step: gradients over `micro_batches`, their optimizer, and a routine `evaluate` if a model for it is given.
 ///
 /// # Errors
 /// The model has no loss or nothing to train.
 pub fn training_step(
     forward: Forward,
-    optimizer: &AdamWConfig,
+    config: &OptimizerConfig,
     micro_batches: u32,
     evaluation: Option<Forward>,
 ) -> Result<Step, PassError> {
-    let step = autodiff(forward)?;
+    let mut step = autodiff(forward)?;
+    if let Some(scale) = &config.loss_scale {
+        step = loss_scale(step, scale)?;
+    }
     let step = accumulate(step, micro_batches)?;
-    let mut step = adamw(step, optimizer)?;
+    let mut step = optimizer(step, config)?;
     if let Some(evaluation) = evaluation {
         step.routines.push(Routine::of(EVALUATE, no_grad(evaluation)?.graph));
     }

@@ -3,6 +3,7 @@
 //! The line that data follows: a model ([`Builder`], [`DecoderConfig`]) is a [`Forward`]; [`training_step`] makes it a [`Step`];
 //! [`plan_for_cpu`] orders and places it; a [`Session`] runs it. `examples/your_model.rs` walks that line with a model of its own.
 
+pub mod adapters;
 pub mod alternatives;
 pub mod calibration;
 pub mod checkpoints;
@@ -19,8 +20,10 @@ pub mod input;
 pub mod job;
 pub mod lr;
 pub mod memory;
+pub mod merge;
 pub mod output;
 pub mod pretrained;
+pub mod quantize;
 pub mod report;
 pub mod reserve;
 pub mod resume;
@@ -37,5 +40,5 @@ pub use tightfit_cpu::{Cpu, CpuTarget};
 pub use tightfit_exec::{Driver, Feed, Results, RunError, Session, SessionError};
 pub use tightfit_ir::{DType, Forward, Init, Role, Shape, Step, Type, ValueId, op};
 pub use tightfit_model::{BatchShape, Builder, DecodeShape, DecoderConfig, ModelError};
-pub use tightfit_pass::{AdamWConfig, PassError};
+pub use tightfit_pass::{Adafactor, Adam, Apollo, Lion, LossScale, Optimizer, OptimizerConfig, PassError, Sgd};
 pub use tightfit_plan::{Infeasible, Plan, PlanError, Summary};

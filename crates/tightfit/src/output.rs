@@ -1,4 +1,4 @@
-//! The folder that `--out` names: plan, settings, metrics, checkpoints, and in the end the trained model.
+//! The folder that `--out` names: plan, settings, metrics, checkpoints, and in the end the trained model or adapter.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Write};
@@ -9,14 +9,15 @@ use serde_json::{Value, json};
 use tightfit_exec::Session;
 use tightfit_exec::checkpoint::{self, SaveError};
 
-use crate::checkpoints::{self, Checkpoints, MODEL, RowsState, State, remove};
+use crate::Role;
+use crate::checkpoints::{self, Checkpoints, Kind, RowsState, State, remove};
 use crate::data::{RowFiles, Split};
 use crate::failure::Failure;
 use crate::input::read_regular;
 use crate::job::Job;
 use crate::report::Report;
 use crate::settings::Settings;
-use crate::train::StepReport;
+use crate::train::{ScaledStep, StepReport};
 
 /// Most bytes of a `result.json`.
 const MAX_RESULT: u64 = 1 << 24;
@@ -60,6 +61,7 @@ pub struct Output {
     metrics: File,
     /// Bytes of whole lines in `metrics`.
     metrics_len: u64,
+    kind: Kind,
     checkpoints: Checkpoints,
 }
 
@@ -68,13 +70,15 @@ impl Output {
     ///
     /// # Errors
     /// The folder cannot be made or written, another run writes to it, or it holds trained weights that may not be overwritten.
-    pub fn claim(dir: &Path, claim: Claim, keep: u64) -> Result<Self, Failure> {
+    pub fn claim(dir: &Path, claim: Claim, kind: Kind, keep: u64) -> Result<Self, Failure> {
         if dir.exists() && !dir.is_dir() {
             return Err(write_failure(dir, io::ErrorKind::NotADirectory.into()));
         }
         fs::create_dir_all(dir).map_err(|source| write_failure(dir, source))?;
         if claim == Claim::New {
-            let trained = [RESULT, MODEL].iter().any(|name| dir.join(name).exists());
+            let trained = [RESULT, Kind::Model.tensors(), Kind::Adapter.tensors()]
+                .iter()
+                .any(|name| dir.join(name).exists());
             if trained || !checkpoints::steps(dir)?.is_empty() {
                 return Err(Failure::Occupied { dir: dir.to_owned() });
             }
@@ -99,7 +103,8 @@ impl Output {
             dir: dir.to_owned(),
             metrics,
             metrics_len: 0,
-            checkpoints: Checkpoints::new(dir, keep),
+            kind,
+            checkpoints: Checkpoints::new(dir, kind, keep),
         })
     }
 
@@ -117,7 +122,7 @@ impl Output {
         self.checkpoints.clear(step)?;
         self.truncate_metrics(step)?;
         let names: Vec<String> = start.model_files.iter().map(|(name, _)| name.clone()).collect();
-        for name in [RESULT, MODEL, CONFIG, PLAN]
+        for name in [RESULT, Kind::Model.tensors(), Kind::Adapter.tensors(), CONFIG, PLAN]
             .into_iter()
             .chain(names.iter().map(String::as_str))
         {
@@ -154,7 +159,7 @@ impl Output {
         let saves = 1 + steps.checked_div(save_every).unwrap_or(0);
         let there = checkpoints::steps(&self.dir)?.len() as u64;
         let most = saves.min(keep + 2).saturating_sub(there).max(1);
-        let needed = job.plan.persistent_tensor_bytes().saturating_mul(most);
+        let needed = self.checkpoint_bytes(job).saturating_mul(most);
         // The file that offloading uses is made later, on the same disk as like as not.
         let disk = |folder: &Path| fs::metadata(folder).map(|data| data.dev()).ok();
         let offloaded = match disk(&job.settings.scratch_dir(Some(&self.dir))) == disk(&self.dir) {
@@ -170,6 +175,13 @@ impl Output {
             }),
             _ => Ok(()),
         }
+    }
+
+    /// Tensors of a checkpoint: all that live as long as the job, but for the weights that adapters are trained beside.
+    fn checkpoint_bytes(&self, job: &Job) -> u64 {
+        let tensors = job.plan.liveness().persistent.iter();
+        let saved = tensors.filter(|tensor| self.kind == Kind::Model || tensor.role != Role::Weight);
+        saved.fold(0, |sum: u64, tensor| sum.saturating_add(tensor.ty.bytes()))
     }
 
     /// The result of a run that is done; `None` where there is none yet.
@@ -189,6 +201,7 @@ impl Output {
             loss: step["loss"].as_f64()?,
             grad_norm: step["grad_norm"].as_f64().map(|norm| norm as f32),
             lr: step["lr"].as_f64()?,
+            loss_scale: scaled_step(&step),
             seconds: step["seconds"].as_f64()?,
             eval_loss: step["eval_loss"].as_f64(),
             save: false,
@@ -210,6 +223,8 @@ impl Output {
             "loss": report.loss,
             "grad_norm": report.grad_norm,
             "lr": report.lr,
+            "loss_scale": report.loss_scale.map(|scaled| scaled.scale),
+            "skipped": report.loss_scale.map(|scaled| scaled.skipped),
             "seconds": report.seconds,
             "eval_loss": report.eval_loss,
         })
@@ -306,4 +321,11 @@ fn write_failure(path: &Path, source: io::Error) -> Failure {
         what: path.display().to_string(),
         source,
     }
+}
+/// How a noted step's loss was scaled.
+fn scaled_step(step: &Value) -> Option<ScaledStep> {
+    Some(ScaledStep {
+        scale: step["loss_scale"].as_f64()? as f32,
+        skipped: step["skipped"].as_bool()?,
+    })
 }

@@ -4,15 +4,18 @@ use std::path::{Path, PathBuf};
 
 use tightfit_exec::load::{self, Fill, LoadError};
 use tightfit_format::{Checkpoint, FormatError};
+use tightfit_ir::{DType, Forward};
 use tightfit_model::{DecoderConfig, ModelError, Naming, RowOrder, Sources};
+use tightfit_pass::{PassError, lora};
 use tightfit_text::tokenizer::{Tokenizer, TokenizerError};
 
 use crate::Session;
+use crate::adapters::{ADAPTER_CONFIG, Adapter, AdapterError};
 use crate::console::Transfer;
 use crate::input::read_regular;
 
 /// Most bytes of a `config.json`.
-const MAX_CONFIG: u64 = 1 << 20;
+pub const MAX_CONFIG: u64 = 1 << 20;
 
 /// Why a model cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +51,15 @@ pub enum PretrainedError {
         /// The file.
         path: PathBuf,
     },
+    /// An adapter that is given in place of a model.
+    #[error("{0} is an adapter: pass it as --adapter, and the model that it was trained on as --model", path.display())]
+    IsAdapter {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// An adapter that cannot be used, or is one of another model.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// Its tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -79,6 +91,7 @@ pub struct Pretrained {
     /// What it is made of.
     pub config: DecoderConfig,
     sources: Sources,
+    adapter: Option<Adapter>,
 }
 
 impl Pretrained {
@@ -89,6 +102,9 @@ impl Pretrained {
     pub fn open(path: &Path) -> Result<Self, PretrainedError> {
         if !path.exists() {
             return Err(PretrainedError::NotFound { path: path.to_owned() });
+        }
+        if path.join(ADAPTER_CONFIG).exists() && !path.join("config.json").exists() {
+            return Err(PretrainedError::IsAdapter { path: path.to_owned() });
         }
         let checkpoint = Checkpoint::open(path)?;
         let named = |source| PretrainedError::Model {
@@ -124,7 +140,51 @@ impl Pretrained {
             checkpoint,
             config,
             sources,
+            adapter: None,
         })
+    }
+
+    /// Opens a model, and an adapter of it where one is given.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) and [`with_adapter`](Self::with_adapter).
+    pub fn open_with(path: &Path, adapter: Option<&Path>) -> Result<Self, PretrainedError> {
+        let model = Self::open(path)?;
+        match adapter {
+            Some(adapter) => model.with_adapter(adapter),
+            None => Ok(model),
+        }
+    }
+
+    /// The model with an adapter.
+    ///
+    /// # Errors
+    /// The adapter's folder cannot be used, or is one of another model.
+    pub fn with_adapter(mut self, path: &Path) -> Result<Self, PretrainedError> {
+        let adapter = Adapter::open(path)?;
+        let weights = self.config.weights().map_err(|source| PretrainedError::Model {
+            path: self.path.clone(),
+            source,
+        })?;
+        adapter.check(&weights)?;
+        self.adapter = Some(adapter);
+        Ok(self)
+    }
+
+    /// Its adapter.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
+    /// A graph of the model with its adapter, as it is evaluated: without dropout.
+    ///
+    /// # Errors
+    /// The adapter has a layer that the graph does not have.
+    pub fn adapt(&self, forward: Forward) -> Result<Forward, PassError> {
+        match self.adapter().map(Adapter::config) {
+            Some(config) => lora(forward, config),
+            None => Ok(forward),
+        }
     }
 
     /// Where it is.
@@ -135,6 +195,17 @@ impl Pretrained {
     /// Its files.
     pub fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
+    }
+
+    /// Which of its tensors is which weight.
+    pub fn sources(&self) -> &Sources {
+        &self.sources
+    }
+
+    /// Whether it brings a tokenizer.
+    pub fn has_tokenizer(&self) -> bool {
+        let folder = self.checkpoint.folder();
+        folder.is_none_or(|folder| folder.join("tokenizer.json").exists())
     }
 
     /// Its tokenizer.
@@ -164,8 +235,15 @@ impl Pretrained {
         })
     }
 
-    /// Which of its tensors fills which of its weights.
+    /// Which of its tensors, and of its adapter's, fills which of its weights.
     pub fn fills(&self) -> Vec<Fill<'_>> {
+        let mut fills = self.weights();
+        fills.extend(self.adapter.iter().flat_map(Adapter::fills));
+        fills
+    }
+
+    /// Which of the model's own tensors fills which of its weights.
+    pub fn weights(&self) -> Vec<Fill<'_>> {
         let fills = self.sources.weights.iter().filter_map(|(weight, source)| {
             Some(Fill {
                 weight: weight.clone(),
@@ -179,23 +257,34 @@ impl Pretrained {
         fills.collect()
     }
 
+    /// How its file stores a weight, where weights can be stored so.
+    pub fn stored(&self, weight: &str) -> Option<DType> {
+        let source = self.sources.weights.get(weight)?;
+        load::stored(self.checkpoint.tensors().get(&source.name)?.encoding)
+    }
+
     /// Reads its weights into a session, and shows how far it is.
     ///
     /// # Errors
     /// A file cannot be read, or a tensor does not fit.
     pub fn load(&self, session: &mut Session) -> Result<(), PretrainedError> {
-        let fills = self.fills();
-        let total = fills.iter().map(|fill| fill.entry.bytes()).sum();
+        let total = self.fills().iter().map(|fill| fill.entry.bytes()).sum();
         let transfer = Transfer::new("reading weights", total);
-        let loaded = load::load(session, &self.checkpoint, &fills, |bytes| transfer.add(bytes));
-        loaded.map_err(|source| match source {
-            // Names the file itself.
-            LoadError::Format(error) => error.into(),
-            source => PretrainedError::Load {
-                path: self.path.clone(),
-                source: Box::new(source),
-            },
-        })?;
+        let mut load = |checkpoint: &Checkpoint, fills: &[Fill<'_>]| {
+            let loaded = load::load(session, checkpoint, fills, |bytes| transfer.add(bytes));
+            loaded.map_err(|source| match source {
+                // Names the file itself.
+                LoadError::Format(error) => error.into(),
+                source => PretrainedError::Load {
+                    path: checkpoint.path().to_owned(),
+                    source: Box::new(source),
+                },
+            })
+        };
+        load(&self.checkpoint, &self.weights())?;
+        if let Some(adapter) = &self.adapter {
+            load(adapter.checkpoint(), &adapter.fills())?;
+        }
         transfer.finish();
         Ok(())
     }

@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tightfit_plan::Summary;
 
+use crate::Role;
 use crate::alternatives::Alternative;
 use crate::data::{DataReport, Language, Text};
 use crate::job::Job;
@@ -38,8 +39,10 @@ pub struct Report {
     pub process_peak_bytes: Option<u64>,
     /// What the process may use.
     pub budget_bytes: u64,
-    /// Trainable parameters.
+    /// Parameters of the model.
     pub parameters: u64,
+    /// Parameters that are trained: the model's, or those of adapters.
+    pub trained_parameters: u64,
     /// Steps done.
     pub steps: Option<u64>,
     /// Tokens of each step.
@@ -70,6 +73,8 @@ pub struct Report {
     pub loss_last: Option<f64>,
     /// Loss on held-out text after the last step.
     pub eval_loss: Option<f64>,
+    /// Updates that were skipped since the run began, as a gradient was infinite or not a number; `null` where the loss is not scaled.
+    pub skipped_steps: Option<u64>,
     /// Entropy of the generated text: no model's expected loss is lower.
     pub entropy_floor: Option<f64>,
     /// What was found in the data files.
@@ -81,6 +86,16 @@ pub struct Report {
     /// Every setting.
     #[serde(serialize_with = "settings_json")]
     pub settings: Settings,
+}
+
+/// Elements of what is trained.
+fn trained_parameters(job: &Job) -> u64 {
+    if !job.settings.method.has_adapters() {
+        return job.model.parameters();
+    }
+    let tensors = job.plan.liveness().persistent.iter();
+    let adapters = tensors.filter(|tensor| tensor.role == Role::Adapter);
+    adapters.map(|tensor| tensor.ty.shape.elements()).sum()
 }
 
 fn settings_json<S: Serializer>(settings: &Settings, serializer: S) -> Result<S::Ok, S::Error> {
@@ -102,6 +117,7 @@ impl Report {
             process_peak_bytes: None,
             budget_bytes: job.settings.budget.0,
             parameters: job.model.parameters(),
+            trained_parameters: trained_parameters(job),
             steps: None,
             tokens_per_step: job.settings.batch.saturating_mul(job.settings.seq),
             predicted_seconds_per_step: job.prediction.seconds,
@@ -117,6 +133,7 @@ impl Report {
             loss_first: None,
             loss_last: None,
             eval_loss: None,
+            skipped_steps: None,
             entropy_floor: job
                 .settings
                 .data
@@ -154,6 +171,7 @@ impl Report {
         self.tokens_per_second = Some(self.tokens_per_step as f64 / outcome.seconds_per_step);
         self.loss_first = Some(outcome.loss_first);
         self.loss_last = Some(outcome.loss_last);
+        self.skipped_steps = outcome.skipped_steps;
         self.eval_loss = Some(outcome.eval_loss).filter(|loss| loss.is_finite());
         self
     }
@@ -173,6 +191,15 @@ impl Report {
             self.model["hidden_size"],
             self.model["vocab_size"]
         ));
+        if settings.method.has_adapters() {
+            let all = self.parameters + self.trained_parameters;
+            line(format!(
+                "training {:.2} M of {:.2} M parameters, {:.2} %",
+                self.trained_parameters as f64 / 1e6,
+                all as f64 / 1e6,
+                100.0 * self.trained_parameters as f64 / all as f64
+            ));
+        }
         let chosen = match self.techniques.micro_batch.auto {
             true => ", as large as fit",
             false => "",
@@ -291,6 +318,11 @@ impl Report {
                 ));
             }
             (None, _) => {}
+        }
+        if let Some(skipped) = self.skipped_steps.filter(|&skipped| skipped > 0) {
+            line(format_args!(
+                "skipped  {skipped} updates, whose gradients were not finite"
+            ));
         }
         line(format_args!(
             "speed    {seconds:.3} s/step, {:.0} tokens/s",

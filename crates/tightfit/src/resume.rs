@@ -8,7 +8,7 @@ use tightfit_format::Checkpoint;
 use crate::checkpoints::{self, OPTIMIZER, State, StateError};
 use crate::console::Transfer;
 use crate::output::CONFIG;
-use crate::settings::{Request, SettingsError};
+use crate::settings::{Method, Request, SettingsError};
 use crate::{Role, Session};
 
 /// Why a run cannot be resumed.
@@ -27,14 +27,16 @@ pub enum ResumeError {
     #[error(transparent)]
     State(#[from] StateError),
     /// A flag that would make it another run.
-    #[error("--{} cannot change in a run that is resumed: its settings are in {}; a new run can start from --model {}", flag.replace('_', "-"), config.display(), model.display())]
+    #[error("--{} cannot change in a run that is resumed: its settings are in {}; a new run can start from --{kind} {}", flag.replace('_', "-"), config.display(), trained.display())]
     Flag {
         /// The flag.
         flag: String,
         /// The run's settings.
         config: PathBuf,
+        /// What it trains: `model` or `adapter`.
+        kind: &'static str,
         /// What a new run can start from.
-        model: PathBuf,
+        trained: PathBuf,
     },
 }
 
@@ -47,7 +49,7 @@ pub fn restore_optimizer(session: &mut Session, checkpoint: &Path) -> Result<(),
     let names = session.persistent_names(Role::OptimizerState);
     let fills = names.into_iter().map(|weight| {
         Ok(Fill {
-            entry: file.floats(&weight)?,
+            entry: file.tensor(&weight)?,
             weight,
             interleaved_heads: None,
         })
@@ -122,7 +124,11 @@ impl Resumed {
             return Err(ResumeError::Flag {
                 flag: flag.to_owned(),
                 config: self.dir.join(CONFIG),
-                model: self.checkpoint().unwrap_or_else(|| self.dir.clone()),
+                kind: match self.request.method.is_some_and(Method::has_adapters) {
+                    true => "adapter",
+                    false => "model",
+                },
+                trained: self.checkpoint().unwrap_or_else(|| self.dir.clone()),
             });
         }
         Ok(flags.or(self.request.clone()))

@@ -10,15 +10,19 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
+use tightfit_ir::{Block, DType};
 use tightfit_model::{BatchShape, DecoderConfig, ModelError};
-use tightfit_pass::AdamWConfig;
+use tightfit_pass::{Adafactor, Adam, Apollo, Lion, LoraConfig, LossScale, OptimizerConfig, Sgd, Storage};
 
 use crate::input::read_text;
 use crate::lr::{self, Decay};
 
 use check::MAX_THREADS;
 pub use tightfit_text::data::Long;
-pub use value::{ByteLimit, Bytes, ClipNorm, Count, MlpTile, Offload, Recompute, Written};
+pub use value::{
+    Base, ByteLimit, Bytes, ClipNorm, Count, LossScaling, Method, MlpTile, Offload, Optimizer, Precision, Recompute,
+    Targets, Written,
+};
 
 /// Declares every setting once: its heading in the help, how the file and the flag spell it, its type, default and help.
 macro_rules! settings {
@@ -52,6 +56,9 @@ macro_rules! settings {
             /// Passes over the training rows, instead of --steps
             #[arg(long, allow_negative_numbers = true, value_name = "X", value_parser = f64::read, help_heading = "Training", conflicts_with = "steps")]
             pub epochs: Option<f64>,
+            /// Start from this adapter, a folder in PEFT's format, on --model; its rank, scaling and layers are the run's
+            #[arg(long, value_name = "DIR", help_heading = "Adapters")]
+            pub adapter: Option<PathBuf>,
             /// Sequences in memory at one time; divides the batch. auto is the largest number that fits [default: all]
             #[arg(long, allow_negative_numbers = true, value_name = "N|auto", value_parser = Count::read, help_heading = "Memory techniques")]
             pub micro_batch: Option<Count>,
@@ -73,6 +80,7 @@ macro_rules! settings {
             pub fn given(&self) -> impl Iterator<Item = &'static str> {
                 let settings = [
                     ("model", self.model.is_some()),
+                    ("adapter", self.adapter.is_some()),
                     ("data", self.data.is_some()),
                     ("epochs", self.epochs.is_some()),
                     $($((stringify!($name), self.$name.is_some()),)+)+
@@ -88,6 +96,7 @@ macro_rules! settings {
             pub fn or(self, other: Self) -> Self {
                 Self {
                     model: self.model.or(other.model),
+                    adapter: self.adapter.or(other.adapter),
                     data: self.data.or(other.data),
                     epochs: if self.steps.is_some() { None } else { self.epochs.or(other.epochs) },
                     $($($name: self.$name.or(other.$name),)+)+
@@ -105,6 +114,9 @@ macro_rules! settings {
             /// The model to start from.
             #[serde(skip_serializing_if = "Option::is_none")]
             pub model: Option<PathBuf>,
+            /// The adapter to start from.
+            #[serde(skip_serializing_if = "Option::is_none")]
+            pub adapter: Option<PathBuf>,
             /// The files to train on.
             #[serde(skip_serializing_if = "Vec::is_empty")]
             pub data: Vec<PathBuf>,
@@ -131,6 +143,7 @@ macro_rules! settings {
             fn fill(request: Request, machine: Machine) -> Self {
                 let mut settings = Self {
                     model: request.model,
+                    adapter: request.adapter,
                     data: request.data.unwrap_or_default(),
                     epochs: request.epochs,
                     $($($name: request.$name.unwrap_or($default),)+)+
@@ -150,16 +163,30 @@ macro_rules! settings {
     };
 }
 
-/// The settings that a given model has of its own.
-fn sizes() -> impl Iterator<Item = &'static str> {
-    HEADINGS
-        .iter()
-        .filter(|(heading, _)| *heading == ARCHITECTURE)
-        .map(|(_, name)| *name)
+/// The settings under a heading.
+fn under(heading: &'static str) -> impl Iterator<Item = &'static str> {
+    let headings = HEADINGS.iter().filter(move |(of, _)| *of == heading);
+    headings.map(|(_, name)| *name)
 }
 
-/// Their heading.
+/// The settings that a given model has of its own.
+fn sizes() -> impl Iterator<Item = &'static str> {
+    under(ARCHITECTURE)
+}
+
+/// The settings that mean nothing where no adapters are trained.
+fn of_adapters() -> impl Iterator<Item = &'static str> {
+    under(ADAPTERS)
+}
+
+/// Of these, the settings that a given adapter has of its own.
+fn of_fresh_adapters() -> impl Iterator<Item = &'static str> {
+    of_adapters().filter(|name| *name != "dropout")
+}
+
+/// Their headings.
 const ARCHITECTURE: &str = "Sizes of a fresh model";
+const ADAPTERS: &str = "Adapters";
 
 /// Defaults that differ from machine to machine.
 struct Machine {
@@ -222,6 +249,10 @@ settings! {
         eval_fraction: f64 = 0.05;
     }
     "Training" {
+        /// Which parameters are trained: full, all of them; lora, adapters beside frozen weights; qlora, adapters beside frozen weights
+        /// in four bits
+        #[arg(value_name = "full|lora|qlora")]
+        method: Method = Method::Full;
         /// Sequences of each step
         #[arg(value_name = "N")]
         batch: u64 = 4;
@@ -231,9 +262,14 @@ settings! {
         /// Optimizer steps
         #[arg(value_name = "N")]
         steps: u64 = 250;
-        /// Highest learning rate; 5e-5 with --model
+        /// What changes the weights: adamw; adamw-8bit, whose state is 2 bytes for a weight instead of 8; adafactor, next to none; lion,
+        /// 4 bytes; apollo, AdamW's state of a projection; sgd, 4 bytes, or none without --momentum
+        #[arg(value_name = "NAME")]
+        optimizer: Optimizer = Optimizer::AdamW;
+        /// Highest learning rate; 5e-5 with --model, and 2e-4 where that has adapters; a tenth of that with lion, ten times that with
+        /// sgd
         #[arg(value_name = "X")]
-        lr: f64 = 3e-3;
+        lr: f64 = FRESH_LR;
         /// Steps over which the learning rate rises
         #[arg(value_name = "N")]
         warmup_steps: u64 = 20;
@@ -246,15 +282,24 @@ settings! {
         /// Decoupled decay of matrices
         #[arg(value_name = "X")]
         weight_decay: f64 = 0.1;
-        /// Decay of AdamW's first moment
+        /// Decay of the first moment of adamw, apollo and lion
         #[arg(value_name = "X")]
         beta1: f64 = 0.9;
-        /// Decay of AdamW's second moment
+        /// Decay of the second moment of adamw and apollo, and of lion's first, where it is 0.99
         #[arg(value_name = "X")]
         beta2: f64 = 0.95;
-        /// Added to AdamW's denominator
+        /// Added to the denominator of adamw and apollo
         #[arg(value_name = "X")]
         adam_eps: f64 = 1e-8;
+        /// Decay of sgd's momentum; 0 for none
+        #[arg(value_name = "X")]
+        momentum: f64 = 0.9;
+        /// Random directions that apollo projects the gradient of a matrix onto; smaller matrices are adamw's
+        #[arg(value_name = "N")]
+        apollo_rank: u64 = 128;
+        /// Steps after which apollo draws its directions anew
+        #[arg(value_name = "N")]
+        apollo_refresh: u64 = 200;
         /// Largest global norm of the gradients, or `none`
         #[arg(value_name = "N|none")]
         clip_norm: ClipNorm = ClipNorm(Some(1.0));
@@ -271,6 +316,24 @@ settings! {
         #[arg(value_name = "N")]
         seed: u64 = 1;
     }
+    "Adapters" {
+        /// Rank of the adapters
+        #[arg(value_name = "N")]
+        rank: u64 = 16;
+        /// What adapters are scaled by, divided by the rank
+        #[arg(value_name = "X")]
+        alpha: f64 = 32.0;
+        /// Divide alpha by the root of the rank instead: rsLoRA
+        #[arg(value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+        rslora: bool = false;
+        /// The share of an adapter's inputs that are dropped in training
+        #[arg(value_name = "X")]
+        dropout: f64 = 0.0;
+        /// Layers that have adapters: all-linear is every linear layer but the head; or names or ends of names, with commas between
+        /// them and * for any characters, such as q_proj,v_proj or layers.1*.mlp.*
+        #[arg(value_name = "all-linear|PATTERNS")]
+        targets: Targets = Targets::AllLinear;
+    }
     "Checkpoints" {
         /// Steps between checkpoints in the --out folder; 0 saves only at the end
         #[arg(value_name = "N")]
@@ -278,6 +341,22 @@ settings! {
         /// Checkpoints that stay, the newest ones; the one of the lowest loss on held-out text stays in any case
         #[arg(value_name = "N")]
         keep: u64 = 2;
+    }
+    "Numbers" {
+        /// What weights and activations are stored as: f32; bf16-mixed or f16-mixed, activations in 16 bits; or bf16, trained weights
+        /// too, which are rounded stochastically
+        #[arg(value_name = "f32|bf16-mixed|f16-mixed|bf16")]
+        precision: Precision = Precision::F32;
+        /// Whether the loss is scaled, so that small gradients are not lost: auto, with f16-mixed; or none
+        #[arg(value_name = "auto|none")]
+        loss_scale: LossScaling = LossScaling::Auto;
+        /// What weights are kept in that are not trained: as-is, as in the file; f32, bf16 or f16; or quantised to int8, int4 or nf4.
+        /// auto is nf4 for qlora, else 16 bits where activations have 16, and as-is otherwise
+        #[arg(value_name = "auto|as-is|f32|bf16|f16|int8|int4|nf4")]
+        base: Base = Base::Auto;
+        /// Quantise the embedding and the head like the other weights that are not trained
+        #[arg(value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+        base_embeddings: bool = false;
     }
     "Memory techniques" {
         /// What the backward pass computes again instead of keeping it: auto, as the budget asks; none, all is kept; block, only
@@ -357,6 +436,16 @@ pub enum SettingsError {
         /// The setting.
         field: &'static str,
     },
+    /// A setting of adapters where there are none, or where they are given.
+    #[error("--{} is of {of}: {instead}", field.replace('_', "-"))]
+    Adapter {
+        /// The setting.
+        field: &'static str,
+        /// What it is of.
+        of: &'static str,
+        /// What to do instead, or why.
+        instead: &'static str,
+    },
     /// A value out of range.
     #[error("--{} is {value}: {message}", field.replace('_', "-"))]
     Value {
@@ -371,8 +460,14 @@ pub enum SettingsError {
 
 /// Tokens of a sequence when a given model is trained.
 const FINE_TUNING_SEQ: u64 = 512;
+/// The highest learning rate of fresh weights.
+const FRESH_LR: f64 = 3e-3;
+/// The decay of Lion's momentum: it has no second moment, and wants a longer memory.
+const LION_BETA2: f64 = 0.99;
 /// The highest learning rate when a given model is trained: it has learnt most of what it will know.
 const FINE_TUNING_LR: f64 = 5e-5;
+/// The highest learning rate when adapters of a given model are trained, as usual for them.
+const ADAPTER_LR: f64 = 2e-4;
 /// Most bytes of a settings file: more are a mistake.
 const MAX_FILE: u64 = 1 << 20;
 
@@ -405,8 +500,12 @@ impl Request {
     /// # Errors
     /// A value out of range, by its name.
     pub fn resolve(mut self, budget: u64) -> Result<Settings, SettingsError> {
+        if self.adapter.is_some() {
+            self.method.get_or_insert(Method::Lora);
+        }
         self.check_source()?;
-        let paths = self.model.iter_mut().chain(self.data.iter_mut().flatten());
+        let models = self.model.iter_mut().chain(&mut self.adapter);
+        let paths = models.chain(self.data.iter_mut().flatten());
         for path in paths.chain(&mut self.scratch) {
             // The settings are kept beside the run and may be read from another folder.
             if let Ok(absolute) = std::path::absolute(&*path) {
@@ -415,7 +514,17 @@ impl Request {
         }
         if self.model.is_some() {
             self.seq.get_or_insert(FINE_TUNING_SEQ);
-            self.lr.get_or_insert(FINE_TUNING_LR);
+        }
+        let has_adapters = self.method.is_some_and(Method::has_adapters);
+        let optimizer = self.optimizer.unwrap_or(Optimizer::AdamW);
+        let lr = match self.model {
+            Some(_) if has_adapters => ADAPTER_LR,
+            Some(_) => FINE_TUNING_LR,
+            None => FRESH_LR,
+        };
+        self.lr.get_or_insert(lr * optimizer.lr_ratio());
+        if optimizer == Optimizer::Lion {
+            self.beta2.get_or_insert(LION_BETA2);
         }
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let machine = Machine {
@@ -436,7 +545,7 @@ impl Settings {
     pub fn to_toml(&self) -> String {
         // Every field is a number that `check` has bounded, a bool or a string, which TOML can hold.
         let mut settings = toml::Table::try_from(self).unwrap_or_default();
-        self.own_sizes().for_each(|name| drop(settings.remove(name)));
+        self.meaningless().for_each(|name| drop(settings.remove(name)));
         toml::to_string(&settings).unwrap_or_default()
     }
 
@@ -445,14 +554,29 @@ impl Settings {
         // As above.
         let mut settings = serde_json::to_value(self).unwrap_or_default();
         if let Some(settings) = settings.as_object_mut() {
-            self.own_sizes().for_each(|name| drop(settings.shift_remove(name)));
+            self.meaningless().for_each(|name| drop(settings.shift_remove(name)));
         }
         settings
     }
 
-    /// Settings that mean nothing, as the model that is given has them of its own.
-    fn own_sizes(&self) -> impl Iterator<Item = &'static str> {
-        sizes().filter(|_| self.model.is_some())
+    /// Settings that mean nothing, as the model or the adapter that is given has them of its own, or as there are no adapters.
+    fn meaningless(&self) -> impl Iterator<Item = &'static str> {
+        let sizes = sizes().filter(|_| self.model.is_some());
+        let fresh = of_fresh_adapters().filter(|_| self.adapter.is_some());
+        let adapters = of_adapters().filter(|_| !self.method.has_adapters());
+        sizes.chain(fresh).chain(adapters)
+    }
+
+    /// The adapters that are trained, if any are. Those of a given adapter are its own but for the dropout and its seed.
+    pub fn lora(&self) -> Option<LoraConfig> {
+        self.method.has_adapters().then(|| LoraConfig {
+            rank: self.rank,
+            alpha: self.alpha,
+            rslora: self.rslora,
+            dropout: self.dropout,
+            seed: self.seed,
+            targets: self.targets.clone().into(),
+        })
     }
 
     /// The model of fresh weights; means nothing where a model is given.
@@ -553,14 +677,59 @@ impl Settings {
         (self.batch / self.micro_batch_rows()) as u32
     }
 
-    /// The optimizer's constants.
-    pub fn adamw(&self) -> AdamWConfig {
-        AdamWConfig {
-            beta1: self.beta1,
-            beta2: self.beta2,
-            eps: self.adam_eps,
+    /// The optimizer with its constants.
+    pub fn optimizer(&self) -> OptimizerConfig {
+        let (beta1, beta2) = (self.beta1, self.beta2);
+        let eps = self.adam_eps;
+        let adam = Adam { beta1, beta2, eps };
+        use tightfit_pass::Optimizer as Made;
+        OptimizerConfig {
+            optimizer: match self.optimizer {
+                Optimizer::AdamW => Made::AdamW(adam),
+                Optimizer::AdamW8bit => Made::AdamW8bit(adam),
+                Optimizer::Adafactor => Made::Adafactor(Adafactor::default()),
+                Optimizer::Lion => Made::Lion(Lion { beta1, beta2 }),
+                Optimizer::Apollo => Made::Apollo(Apollo {
+                    adam,
+                    rank: self.apollo_rank,
+                    refresh: self.apollo_refresh,
+                }),
+                Optimizer::Sgd => Made::Sgd(Sgd {
+                    momentum: self.momentum,
+                }),
+            },
             weight_decay: self.weight_decay,
             clip_norm: self.clip_norm.0,
+            loss_scale: self.scales_loss().then(LossScale::default),
+        }
+    }
+
+    /// Whether the loss is scaled.
+    fn scales_loss(&self) -> bool {
+        self.precision.needs_scaled_loss() && self.loss_scale == LossScaling::Auto
+    }
+
+    /// What is better not done, though it can be.
+    pub fn warning(&self) -> Option<&'static str> {
+        let lost = self.precision.needs_scaled_loss() && !self.scales_loss();
+        lost.then_some("without a scaled loss, gradients below 6e-8 are lost in f16: say --loss-scale auto, or --precision bf16-mixed")
+    }
+
+    /// How weights are stored, of which `file` says how their file does.
+    pub fn storage<'a>(&self, file: &'a dyn Fn(&str) -> Option<DType>) -> Storage<'a> {
+        let base = match (self.base, self.method) {
+            (Base::Auto, Method::Qlora) => Base::Quantised(Block::Nf4),
+            (base, _) => base,
+        };
+        let mut storage = base.storage(file);
+        let activations = self.precision.activations();
+        if matches!(base, Base::Auto | Base::Quantised(_)) && activations != DType::F32 {
+            storage.floats = Some(activations);
+        }
+        Storage {
+            trained: self.precision.weights(),
+            tables: self.base_embeddings,
+            ..storage
         }
     }
 

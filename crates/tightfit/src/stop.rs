@@ -25,6 +25,12 @@ const ONE_REQUEST: Duration = Duration::from_millis(500);
 /// Enough for a few small frames.
 const STACK_BYTES: usize = 64 << 10;
 
+/// What a request is answered with.
+struct Words {
+    first: &'static str,
+    second: &'static str,
+}
+
 /// What the user asked of the run, and whether the run has anything to save.
 #[derive(Debug, Default)]
 pub struct Stop {
@@ -39,6 +45,26 @@ impl Stop {
     /// # Errors
     /// The system gives no signal handler or no thread.
     pub fn watch() -> io::Result<Arc<Self>> {
+        Self::watch_saying(Words {
+            first: "stopping once this step is done (again to stop at once, without saving)",
+            second: "stopped at once: nothing was saved after the last checkpoint",
+        })
+    }
+
+    /// As [`watch`](Self::watch), for a file that is written: the first request is to remove what there is of it.
+    ///
+    /// # Errors
+    /// As [`watch`](Self::watch).
+    pub fn watch_file() -> io::Result<Arc<Self>> {
+        let stop = Self::watch_saying(Words {
+            first: "stopping: what was written is removed (again to stop at once)",
+            second: "stopped at once: a file that ends in .partial is left",
+        })?;
+        stop.has_state.store(true, Ordering::Relaxed);
+        Ok(stop)
+    }
+
+    fn watch_saying(words: Words) -> io::Result<Arc<Self>> {
         // A write beyond `ulimit -f` is to fail, not to kill: that takes a handler, which may do nothing.
         flag::register(SIGXFSZ, Arc::default())?;
         let stop = Arc::new(Self::default());
@@ -51,7 +77,7 @@ impl Stop {
         thread::Builder::new()
             .name("signals".to_owned())
             .stack_size(STACK_BYTES)
-            .spawn(move || shared.answer(&mut signals))?;
+            .spawn(move || shared.answer(&mut signals, &words))?;
         Ok(stop)
     }
 
@@ -65,7 +91,7 @@ impl Stop {
         &self.requested
     }
 
-    fn answer(&self, signals: &mut Signals) {
+    fn answer(&self, signals: &mut Signals, words: &Words) {
         let mut first: Option<Instant> = None;
         for _ in signals.forever() {
             match first {
@@ -75,10 +101,10 @@ impl Stop {
                 None => {
                     first = Some(Instant::now());
                     self.requested.store(true, Ordering::Relaxed);
-                    say("stopping once this step is done (again to stop at once, without saving)");
+                    say(words.first);
                 }
                 Some(at) if at.elapsed() < ONE_REQUEST => {}
-                Some(_) => end("stopped at once: nothing was saved after the last checkpoint"),
+                Some(_) => end(words.second),
             }
         }
     }

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use serde::Serialize;
 use tightfit_exec::{Driver, Feed, Results, RunError, Session};
-use tightfit_pass::{EVALUATE, TRAIN};
+use tightfit_ir::op::token_words;
+use tightfit_pass::{EVALUATE, FIRST_TOKEN, TRAIN};
 
 use crate::data::{BatchBuffers, Split, Text, TextError};
 use crate::settings::Settings;
@@ -44,12 +45,23 @@ pub struct StepReport {
     pub grad_norm: Option<f32>,
     /// The learning rate.
     pub lr: f64,
+    /// How the loss was scaled, where it is.
+    pub loss_scale: Option<ScaledStep>,
     /// Wall time, data included.
     pub seconds: f64,
     /// Loss on held-out text after the step, where the step evaluates.
     pub eval_loss: Option<f64>,
     /// Whether a checkpoint is due.
     pub save: bool,
+}
+
+/// A step whose loss is scaled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScaledStep {
+    /// What the next step's loss is multiplied by.
+    pub scale: f32,
+    /// Whether the update was skipped, as a gradient was infinite or not a number.
+    pub skipped: bool,
 }
 
 /// What a run came to.
@@ -65,6 +77,8 @@ pub struct Outcome {
     pub loss_last: f64,
     /// Loss on held-out text after the last step; NaN where it was not evaluated.
     pub eval_loss: f64,
+    /// Updates that were skipped since the run began, where the loss is scaled.
+    pub skipped_steps: Option<u64>,
     /// Median over the last [`TIMED_STEPS`] steps, the first left out where there are more.
     pub seconds_per_step: f64,
     /// What went to and from the lower tier in the training steps of this process; `None` where nothing is offloaded or no step ran.
@@ -135,6 +149,7 @@ pub fn train(
         loss_first: run.loss_first.unwrap_or(f64::NAN),
         loss_last: f64::NAN,
         eval_loss: f64::NAN,
+        skipped_steps: None,
         seconds_per_step: f64::NAN,
         transferred: None,
     };
@@ -160,9 +175,13 @@ pub fn train(
         times.push(seconds);
         let (loss, grad_norm) = (trainer.loss, trainer.grad_norm);
         check_finite("the loss", loss, step)?;
-        if let Some(norm) = grad_norm {
+        let scaled = trainer.scaled_step();
+        if let Some(norm) = grad_norm
+            && scaled.is_none_or(|scaled| scaled.scale < SMALLEST_SCALE)
+        {
             check_finite("the gradients' norm", f64::from(norm), step)?;
         }
+        outcome.skipped_steps = trainer.skipped_steps;
         outcome.steps = step;
         outcome.loss_last = loss;
         if step == 1 {
@@ -187,6 +206,7 @@ pub fn train(
                 loss,
                 grad_norm,
                 lr: schedule.lr(step - 1),
+                loss_scale: scaled,
                 seconds,
                 eval_loss,
                 save: last || outcome.stopped || due(settings.save_every),
@@ -200,6 +220,9 @@ pub fn train(
     outcome.seconds_per_step = times.median();
     Ok(outcome)
 }
+
+/// A scale of the loss at which a gradient that is not finite is none that was too large.
+const SMALLEST_SCALE: f32 = 1.0 / 65536.0;
 
 fn check_finite(what: &'static str, value: f64, step: u64) -> Result<(), TrainError> {
     if value.is_finite() {
@@ -241,6 +264,8 @@ fn evaluate_until(session: &mut Session, text: &Text, stop: &AtomicBool) -> Resu
 pub struct Trainer<'a> {
     text: &'a Text,
     micro_batches: u32,
+    /// Rows of a micro-batch.
+    rows: u64,
     first_batch: u64,
     /// Tokens of the step that have a target: what its summed loss is divided by.
     tokens: usize,
@@ -248,6 +273,8 @@ pub struct Trainer<'a> {
     lr: f64,
     loss: f64,
     grad_norm: Option<f32>,
+    scale: Option<f32>,
+    skipped_steps: Option<u64>,
 }
 
 impl<'a> Trainer<'a> {
@@ -256,12 +283,15 @@ impl<'a> Trainer<'a> {
         Self {
             text,
             micro_batches: settings.micro_batches(),
+            rows: settings.micro_batch_shape().tokens(),
             first_batch: 0,
             tokens: 0,
             step: 1,
             lr: 0.0,
             loss: 0.0,
             grad_norm: None,
+            scale: None,
+            skipped_steps: None,
         }
     }
 
@@ -287,17 +317,31 @@ impl<'a> Trainer<'a> {
         self.loss
     }
 
-    /// The gradients' global norm in the step that ran, where they are clipped.
+    /// The gradients' global norm in the step that ran, where they are clipped or the loss is scaled.
     pub fn grad_norm(&self) -> Option<f32> {
         self.grad_norm
+    }
+
+    /// How the loss of the step that ran was scaled, where it is.
+    pub fn scaled_step(&self) -> Option<ScaledStep> {
+        Some(ScaledStep {
+            scale: self.scale?,
+            skipped: !self.grad_norm?.is_finite(),
+        })
     }
 }
 
 /// By the names that a program has, since techniques move them between programs.
 impl Driver for Trainer<'_> {
     fn feed(&mut self, _program: &str, repeat: u32, feed: &mut Feed<'_>) -> Result<(), RunError> {
+        let batch = self.first_batch + u64::from(repeat);
         if feed.has("tokens") {
-            fill(self.text, Split::Train, self.first_batch + u64::from(repeat), feed)?;
+            fill(self.text, Split::Train, batch, feed)?;
+        }
+        if feed.has(FIRST_TOKEN) {
+            // Rows are numbered through the run, so that the number does not depend on how a batch is cut.
+            let [first_token] = feed.inputs::<i32, 1>([FIRST_TOKEN])?;
+            first_token.copy_from_slice(&token_words(batch.wrapping_mul(self.rows)));
         }
         let scalars = [
             ("token_count", self.tokens as f32),
@@ -318,6 +362,10 @@ impl Driver for Trainer<'_> {
         }
         if results.has("grad_norm") {
             self.grad_norm = Some(results.scalar("grad_norm")?);
+        }
+        if results.has("loss_scale") {
+            self.scale = Some(results.scalar("loss_scale")?);
+            self.skipped_steps = Some(results.scalar("skipped_steps")? as u64);
         }
         Ok(())
     }

@@ -6,7 +6,9 @@ mod run;
 use std::collections::BTreeMap;
 
 use run::{Machine, Recorder, Run, persistent};
-use tightfit::{AdamWConfig, BatchShape, CpuTarget, DecoderConfig, Plan, Session, Step, training_step};
+use tightfit::{
+    Adam, BatchShape, CpuTarget, DecoderConfig, Optimizer, OptimizerConfig, Plan, Session, Step, training_step,
+};
 use tightfit_cpu::simd::Isa;
 use tightfit_exec::{checkpoint, load};
 use tightfit_ir::{NodeId, Phase, Role, Tensor, Tier};
@@ -38,19 +40,22 @@ fn model() -> DecoderConfig {
 
 fn step(micro_batches: u32, clip_norm: Option<f64>, choose: impl FnOnce(&Step) -> Offload) -> Step {
     let forward = model().loss(SHAPE).unwrap();
-    let optimizer = AdamWConfig {
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
+    let optimizer = OptimizerConfig {
+        optimizer: Optimizer::AdamW(Adam {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+        }),
         weight_decay: 0.1,
         clip_norm,
+        loss_scale: None,
     };
     let step = training_step(forward.clone(), &optimizer, micro_batches, Some(forward)).unwrap();
     let choice = choose(&step);
     let mut step = offload(step, &choice, &CpuTarget::new(1)).unwrap();
     let routines = [
-        load::routine(&[], step.persistent_types()),
-        checkpoint::routine(step.persistent_types()),
+        load::routine(&[], step.persistent()),
+        checkpoint::routine(step.persistent().map(|(_, ty)| ty)),
     ];
     step.routines.extend(routines);
     step.verify().unwrap();

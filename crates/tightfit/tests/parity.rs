@@ -11,7 +11,7 @@ mod run;
 use fixture::{Fixture, fill_weights};
 use run::{Machine, Recorder, relative_error, with_gradients_read};
 use tightfit::op::Approximate;
-use tightfit::{AdamWConfig, BatchShape, Builder, Forward, Type, training_step};
+use tightfit::{Adam, BatchShape, Builder, Forward, Optimizer, OptimizerConfig, Type, training_step};
 use tightfit_cpu::simd::Isa;
 use tightfit_ir::Tensor;
 use tightfit_pass::{MICRO_STEP, TRAIN, UPDATE, autodiff, gradient_name};
@@ -123,12 +123,15 @@ fn check_gradients(fixture: &Fixture, forward: &Forward, data: &Named) {
 fn check_training(fixture: &Fixture, machine: Machine, micro_batches: u32) {
     let at = |field: &str| format!("/training/{field}");
     let optimizer = |field: &str| fixture.number(&at(&format!("optimizer/{field}")));
-    let config = AdamWConfig {
-        beta1: optimizer("betas/0"),
-        beta2: optimizer("betas/1"),
-        eps: optimizer("eps"),
+    let config = OptimizerConfig {
+        optimizer: Optimizer::AdamW(Adam {
+            beta1: optimizer("betas/0"),
+            beta2: optimizer("betas/1"),
+            eps: optimizer("eps"),
+        }),
         weight_decay: optimizer("weight_decay"),
         clip_norm: Some(optimizer("clip_norm")),
+        loss_scale: None,
     };
     let (batch, seq) = fixture.batch_shape();
     let shape = BatchShape {

@@ -48,7 +48,8 @@ fn model() -> Option<Pretrained> {
 
 /// A session of a step with the model's weights.
 fn session(model: &Pretrained, mut step: Step) -> Session {
-    step.routines.push(load::routine(&model.fills(), std::iter::empty()));
+    let load = load::routine(&model.fills(), step.persistent());
+    step.routines.push(load);
     let mut session = Session::new(plan_for_cpu(step, THREADS).unwrap(), THREADS).unwrap();
     session.initialise_roles(0, &[tightfit::Role::KvCache]).unwrap();
     model.load(&mut session).unwrap();
@@ -223,7 +224,7 @@ fn greedy_generation_of_64_tokens() {
             prompt: prompt.len(),
             max_tokens: 64,
         };
-        let mut session = session(&model, generation.step(&model.config).unwrap());
+        let mut session = session(&model, generation.step(&model.config, tightfit_pass::no_grad).unwrap());
         let vocab_size = model.config.vocab_size as usize;
         let greedy = Sampling {
             temperature: 0.0,

@@ -7,11 +7,15 @@
 //!
 //! `STREAMED_LAYERS=2` makes it shorter.
 
+#[path = "common/limit.rs"]
+mod limit;
+
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher};
 use std::path::Path;
 use std::time::Instant;
 
+use limit::limit_memory;
 use tightfit::data::Text;
 use tightfit::memory::process_peak_bytes;
 use tightfit::reserve::Before;
@@ -102,23 +106,13 @@ fn run(settings: &Settings, scratch: &Path) -> (Trace, Vec<f64>) {
     for name in names {
         let mut hasher = DefaultHasher::new();
         let hashed = session.read(&name, |piece| -> Result<(), TensorError> {
-            piece.iter().for_each(|x| hasher.write_u32(x.to_bits()));
+            hasher.write(piece);
             Ok(())
         });
         hashed.unwrap();
         tensors.insert(name, hasher.finish());
     }
     (Trace { losses, tensors }, times)
-}
-
-/// Lets the process have that many bytes of private memory, `u64::MAX` for any number.
-fn limit_memory(bytes: u64) {
-    let limit = libc::rlimit {
-        rlim_cur: bytes,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: the struct is initialised, and lives as long as the call.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_DATA, &limit) }, 0);
 }
 
 #[test]

@@ -13,7 +13,9 @@ use run::{Machine, Recorder, persistent};
 use tightfit::data::Text;
 use tightfit::settings::ClipNorm;
 use tightfit::train::Trainer;
-use tightfit::{AdamWConfig, CpuTarget, Job, Plan, Request, Role, Session, Settings, Step, training_step};
+use tightfit::{
+    Adam, CpuTarget, Job, Optimizer, OptimizerConfig, Plan, Request, Role, Session, Settings, Step, training_step,
+};
 use tightfit_cpu::simd::Isa;
 use tightfit_ir::{NodeId, Tensor, Tier};
 use tightfit_pass::{MICRO_STEP, NORM_STEP, TRAIN, autodiff, update_in_backward};
@@ -128,7 +130,12 @@ proptest! {
     ) {
         // Some have nothing to train.
         prop_assume!(autodiff(model.forward.clone()).is_ok());
-        let config = AdamWConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip_norm };
+        let config = OptimizerConfig {
+            optimizer: Optimizer::AdamW(Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
+            weight_decay: 0.1,
+            clip_norm,
+            loss_scale: None,
+        };
         let plain = training_step(model.forward, &config, 1, None).unwrap();
         let moved = update_in_backward(plain.clone()).unwrap();
         let initial = Interpreter::new(&plain, seed).persistent;

@@ -148,7 +148,7 @@ impl Memory {
 
 /// The operand that a result is written over in a step's plan: state and accumulated gradients.
 fn updated(op: &Op, output: usize) -> Option<usize> {
-    let state = matches!(op, Op::AdamW(_));
+    let state = matches!(op, Op::AdamW(_) | Op::AdamW8bit(_));
     let accumulated = op.accumulating(output).is_some_and(|(same, _)| same == *op);
     let mut aliases = op.aliases().into_iter();
     let alias = aliases.find(|alias| alias.output == output && alias.kind == AliasKind::InPlace)?;

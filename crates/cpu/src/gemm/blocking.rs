@@ -1,5 +1,10 @@
-//! How a product is cut into blocks: by shape and instruction set only.
+//! How a product is cut into blocks: by shape, storage and instruction set only.
+//!
+//! Terms of the sum are counted in words of the micro-kernel, which hold one or two of them.
 
+use super::form::Form;
+use super::matrix::Granularity;
+use crate::floats::Float;
 use crate::simd::Isa;
 use std::ops::Range;
 
@@ -10,7 +15,7 @@ pub(super) struct Sizes {
     pub mr: usize,
     /// Columns of the micro-kernel: two vectors.
     pub nr: usize,
-    /// Terms of the sum per turn of the micro-kernel's loop, which share the row addresses.
+    /// Words of the sum per turn of the micro-kernel's loop, which share the row addresses.
     pub unroll: usize,
     /// Depth: a panel of B (`kc × nr`) stays in the first-level cache beside what streams past it.
     kc: usize,
@@ -22,8 +27,11 @@ pub(super) struct Sizes {
     nc: usize,
 }
 
-/// Floats that a packed block of B holds at most: a part of the last-level cache.
+/// Words that a packed block of B holds at most: a part of the last-level cache.
 const PACKED_B: usize = 3 << 19;
+
+/// Panels that it has at least where it must be as deep as the whole sum.
+const LEAST_PANELS: usize = 2;
 
 /// Tiles that a column block should have at least, so that threads finish together.
 const TILES: usize = 24;
@@ -58,9 +66,9 @@ impl Sizes {
     /// The sizes of an instruction set, which this machine need not have: plans are made for others.
     fn of(isa: Isa) -> Sizes {
         match isa {
-            Isa::Avx512 => AVX512,
+            Isa::Avx512Bf16 | Isa::Avx512 => AVX512,
             Isa::Avx2 => AVX2,
-            Isa::Portable => PORTABLE,
+            Isa::Portable | Isa::PortableBf16 => PORTABLE,
         }
     }
 
@@ -94,35 +102,54 @@ pub(super) struct Blocking {
     wide_mc: usize,
     tile_n: usize,
     nc: usize,
+    /// Whether sums are complete before they are stored, as C would round each part of them.
+    rounded: bool,
 }
 
 impl Blocking {
-    pub(super) fn new(isa: Isa, m: usize, n: usize, k: usize) -> Blocking {
-        Self::with(&Sizes::of(isa), m, n, k)
+    pub(super) fn new(isa: Isa, form: &Form) -> Blocking {
+        Self::with(&Sizes::of(isa), form, form.terms_in_word(isa))
     }
 
+    /// `in_word`: the terms of the sum in a word.
     #[inline(always)]
-    pub(super) fn with(sizes: &Sizes, m: usize, n: usize, k: usize) -> Blocking {
-        let nc = even(n, sizes.nc, sizes.nr);
+    pub(super) fn with(sizes: &Sizes, form: &Form, in_word: usize) -> Blocking {
+        let &Form { m, n, c, .. } = form;
+        let Granularity { k: terms, n: columns } = form.granularity;
+        let k = form.k.div_ceil(in_word);
+        let (k_unit, n_unit) = ((terms / in_word).max(8), columns.max(sizes.nr));
+        let kc = even(k, multiple(sizes.kc, k_unit), k_unit).min(k);
+        let rounded = c != Float::F32;
+        let (deep, nc) = if rounded {
+            let room = (PACKED_B / k.max(1)).clamp(LEAST_PANELS * sizes.nr, sizes.nc);
+            (k, even(n, multiple(room, n_unit), n_unit))
+        } else {
+            let nc = even(n, multiple(sizes.nc, n_unit), n_unit);
+            let turns = (PACKED_B / (kc * nc).max(1)).clamp(1, k.div_ceil(kc.max(1)).max(1));
+            ((turns * kc).min(k), nc)
+        };
         let tile_n = even(nc, sizes.tile_n, sizes.nr);
-        let kc = even(k, sizes.kc, 8).min(k);
-        let turns = (PACKED_B / (kc * nc).max(1)).clamp(1, k.div_ceil(kc.max(1)).max(1));
         Blocking {
             m,
             n,
             k,
             kc,
-            deep: (turns * kc).min(k),
+            deep,
             mc: sizes.tile_rows(m, nc.div_ceil(tile_n.max(1))),
             wide_mc: sizes.wide_rows(m),
             tile_n,
             nc,
+            rounded,
         }
     }
 
-    /// Tiles as wide as the block of C and lower instead, so that each row of A is in one of them and packed once.
+    /// Tiles for a product whose blocks of A are copied: as wide as the block of C and lower instead, so that each row of A is in one
+    /// of them and packed once. Not where a tile's sums are kept beside C, which would be as wide.
     #[inline(always)]
-    pub(super) fn wide(self) -> Blocking {
+    pub(super) fn copying(self) -> Blocking {
+        if self.rounded {
+            return self;
+        }
         Blocking {
             mc: self.wide_mc,
             tile_n: self.nc,
@@ -130,22 +157,42 @@ impl Blocking {
         }
     }
 
-    /// Floats from one row of a packed block of A to the next: an odd number of cache lines, so
+    /// Words from one row of a packed block of A to the next: an odd number of cache lines, so
     /// that rows spread over all sets of the cache.
     pub(super) fn a_stride(&self) -> usize {
         (self.kc.div_ceil(16) | 1) * 16
     }
 
-    /// Floats of one thread's packed block of A, a multiple of a cache line.
+    /// Words of one thread's packed block of A, a multiple of a cache line.
     pub(super) fn packed_a(&self) -> usize {
-        if self.is_empty() {
-            0
-        } else {
-            self.wide_mc * self.a_stride()
+        match (self.is_empty(), self.rounded) {
+            (true, _) => 0,
+            (false, true) => self.mc * self.a_stride(),
+            (false, false) => self.wide_mc * self.a_stride(),
         }
     }
 
-    /// Floats of the packed block of B. The first block is the largest and fills it.
+    /// Whether a tile's sums are kept in the workspace until they are complete, and rounded then.
+    #[inline(always)]
+    pub(super) fn rounded(&self) -> bool {
+        self.rounded
+    }
+
+    /// Floats from one row of such sums to the next.
+    #[inline(always)]
+    pub(super) fn sums_stride(&self) -> usize {
+        self.tile_n
+    }
+
+    /// Floats of one thread's sums, a multiple of a cache line.
+    pub(super) fn sums(&self) -> usize {
+        match self.rounded && !self.is_empty() {
+            true => self.mc * self.tile_n,
+            false => 0,
+        }
+    }
+
+    /// Words of the packed block of B. The first block is the largest and fills it.
     pub(super) fn packed_b(&self) -> usize {
         if self.is_empty() { 0 } else { self.deep * self.nc }
     }
@@ -161,9 +208,10 @@ impl Blocking {
         blocks(self.k, self.deep).chain(empty)
     }
 
-    /// How many column blocks there are.
-    pub(super) fn count_column_blocks(&self) -> usize {
-        self.n.div_ceil(self.nc.max(1))
+    /// How often each row of A is copied, if it is: once for every tile that it is in.
+    pub(super) fn copies_of_a(&self) -> usize {
+        let tile_n = self.copying().tile_n;
+        self.n.div_ceil(tile_n.max(1))
     }
 
     /// How many blocks of the sum there are.
@@ -171,10 +219,11 @@ impl Blocking {
         self.k.div_ceil(self.deep.max(1)).max(1)
     }
 
-    /// The turns of the micro-kernel in a packed block.
+    /// The turns of the micro-kernel in a packed block: one that sets C also where there is nothing to sum, unless rounding sets it.
     pub(super) fn depth_blocks(&self, deep: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
         let (blocking, deep) = (*self, deep.clone());
-        (0..deep.len().div_ceil(self.kc.max(1)).max(1)).map(move |turn| blocking.depth_block(&deep, turn))
+        let least = usize::from(!self.rounded);
+        (0..deep.len().div_ceil(self.kc.max(1)).max(least)).map(move |turn| blocking.depth_block(&deep, turn))
     }
 
     /// One of them.
@@ -202,6 +251,12 @@ impl Blocking {
     fn is_empty(&self) -> bool {
         self.m == 0 || self.n == 0 || self.k == 0
     }
+}
+
+/// The largest multiple of `unit` up to `max`; at least one.
+#[inline(always)]
+fn multiple(max: usize, unit: usize) -> usize {
+    (max - max % unit).max(unit)
 }
 
 /// The size of blocks that cut `total` into the fewest blocks of at most `max`, evenly, rounded

@@ -1,4 +1,4 @@
-//! The f32 matrix product, in memory that the caller gives.
+//! The matrix product, in memory that the caller gives.
 //!
 //! The structure follows BLIS (Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", ACM
 //! TOMS 2015), with one loop turned: C is cut into column blocks, and a block of B as deep as the workspace has room for is
@@ -6,63 +6,36 @@
 //! second-level cache, so that C is read and written once and threads wait for each other twice. Each register tile is computed
 //! by the micro-kernel in `kernel.rs`.
 //!
+//! Sums are `f32`. Matrices may be stored in 16 bits, B also in a quantised format: they are converted block by block while they are
+//! packed. Where an instruction multiplies bfloat16 and A is stored so, B is rounded to it instead, and two terms share a word. A C in
+//! 16 bits would round partial sums, so then B is packed as deep as the sum and a tile's sums are kept in `f32` until they are complete.
+//!
 //! Every element of C is summed in one order, k ascending within blocks and blocks ascending, and the blocks depend on shape and
 //! instruction set only. So results are bit-equal for any number of threads, and under any tiling of C.
 
 mod blocking;
+mod form;
 mod kernel;
+mod matrix;
+mod output;
 mod pack;
+mod terms;
 
+use crate::floats::Floats;
 use crate::multiversion;
 use crate::pool::{Member, Pool};
-use crate::simd::Isa;
+use crate::simd::{Isa, Portable};
 use blocking::Blocking;
-use kernel::{Micro, Output};
+use kernel::Micro;
+use output::Output;
+use std::ops::Range;
+use terms::{Pairs, Single, Terms};
+
+pub use form::Form;
+pub use matrix::{BlockView, Matrix, View};
 
 /// Alignment of the workspace in bytes.
 pub const WORKSPACE_ALIGN: usize = 64;
-
-/// A matrix of floats to read: element (i, j) is at `ptr + i * row_stride + j * col_stride`.
-#[derive(Clone, Copy, Debug)]
-pub struct View {
-    /// Element (0, 0).
-    pub ptr: *const f32,
-    /// Floats from one row to the next.
-    pub row_stride: usize,
-    /// Floats from one column to the next.
-    pub col_stride: usize,
-}
-
-impl View {
-    /// Rows of contiguous floats, `stride` apart.
-    pub fn row_major(ptr: *const f32, stride: usize) -> View {
-        View {
-            ptr,
-            row_stride: stride,
-            col_stride: 1,
-        }
-    }
-
-    /// The same matrix with rows and columns exchanged.
-    pub fn transposed(self) -> View {
-        View {
-            ptr: self.ptr,
-            row_stride: self.col_stride,
-            col_stride: self.row_stride,
-        }
-    }
-
-    /// The part that starts at element (i, j).
-    ///
-    /// # Safety
-    /// That element is in the same allocation, or its end.
-    #[inline(always)]
-    unsafe fn at(self, i: usize, j: usize) -> View {
-        // SAFETY: the caller's contract.
-        let ptr = unsafe { self.ptr.add(i * self.row_stride + j * self.col_stride) };
-        View { ptr, ..self }
-    }
-}
 
 /// `C = A · B`, plus a matrix and a row if given: `C[i, j] = Σ A[i, p] B[p, j] + D[i, j] + bias[j]`.
 ///
@@ -78,53 +51,36 @@ pub struct Gemm {
     /// A, `m × k`.
     pub a: View,
     /// B, `k × n`.
-    pub b: View,
-    /// C, `m × n`, rows of contiguous floats. What it held before is not read.
-    pub c: *mut f32,
-    /// Floats from one row of C to the next.
+    pub b: Matrix,
+    /// C, `m × n`, rows of contiguous numbers. What it held before is not read.
+    pub c: Floats,
+    /// Numbers from one row of C to the next.
     pub c_stride: usize,
-    /// D, `m × n`, and its row stride. It may be C itself with the same stride, which accumulates
+    /// D, `m × n`, stored as C is, and its row stride. It may be C itself with the same stride, which accumulates
     /// in place.
-    pub add: Option<(*const f32, usize)>,
-    /// A row of `n` floats.
-    pub bias: Option<*const f32>,
-}
-
-/// Bytes of workspace that a product of this shape uses with `threads` threads; exact.
-///
-/// The packed block of B comes last and is filled to its end by every product, so that the last
-/// byte of the workspace is written whatever the threads do.
-pub fn workspace_bytes(isa: Isa, m: usize, n: usize, k: usize, threads: usize) -> u64 {
-    let blocking = Blocking::new(isa, m, n, k);
-    4 * (threads * blocking.packed_a() + blocking.packed_b()) as u64
-}
-
-/// What a product of this shape moves in memory, in bytes, each weighed by what it costs: predicted times add it to the flops'.
-/// `copied_a`: the columns of A are contiguous, not its rows, so that its blocks are copied too.
-///
-/// B is packed once; a copied A once for each column block; C is written by each deep block and read by all but the first. With
-/// the weights 4, 2 and 1 two rates fit the products of `docs/benchmarks.md` to 2 % (median; 8 % at worst).
-pub(crate) fn traffic_bytes(isa: Isa, (m, n, k): (usize, usize, usize), copied_a: bool) -> f64 {
-    let blocking = Blocking::new(isa, m, n, k);
-    let (m, n, k) = (m as f64, n as f64, k as f64);
-    let a = if copied_a {
-        m * k * blocking.count_column_blocks() as f64
-    } else {
-        0.0
-    };
-    let c = m * n * (2 * blocking.count_deep_blocks()).saturating_sub(1) as f64;
-    4.0 * (4.0 * n * k + 2.0 * a + c)
+    pub add: Option<(Floats, usize)>,
+    /// A row of `n` numbers.
+    pub bias: Option<Floats>,
 }
 
 impl Gemm {
+    /// Its form.
+    pub fn form(&self) -> Form {
+        let form = Form::new(self.m, self.n, self.k).stored(self.a.data.stored(), self.c.stored());
+        match self.b {
+            Matrix::Floats(_) => form,
+            Matrix::Block(b) => form.decoding(b.block, b.transposed),
+        }
+    }
+
     /// Computes the product on every thread of `pool`.
     ///
     /// # Safety
     /// - This machine can run `isa`.
     /// - All elements of the views, of D and of bias are readable, those of C writable.
     /// - C overlaps none of them, but D when it is C with the same stride.
-    /// - `workspace` is aligned to [`WORKSPACE_ALIGN`], holds [`workspace_bytes`] for
-    ///   `pool.threads()`, and overlaps nothing else.
+    /// - `workspace` is aligned to [`WORKSPACE_ALIGN`], holds the [`Form::workspace_bytes`] of
+    ///   [`form`](Self::form) and `pool.threads()`, and overlaps nothing else.
     pub unsafe fn run(&self, pool: &Pool, isa: Isa, workspace: *mut u8) {
         let job = &Job {
             gemm: *self,
@@ -159,40 +115,94 @@ struct Job {
 // between two barriers.
 unsafe impl Sync for Job {}
 
+/// One member's part of the product.
+///
+/// # Safety
+/// As for [`Gemm::run`]; every member of the team calls it.
+unsafe fn product(isa: Isa, member: &Member, job: &Job) {
+    // SAFETY: the caller's contract; `isa` multiplies what is asked of it.
+    unsafe {
+        match job.gemm.form().terms_in_word(isa) {
+            1 => product_of_singles(isa, member, job),
+            _ => product_of_pairs(isa, member, job),
+        }
+    }
+}
+
 multiversion! {
-    /// One member's part of the product.
-    ///
     /// # Safety
-    /// As for [`Gemm::run`]; every member of the team calls it.
-    unsafe fn product(member: &Member, job: &Job) = product_body;
+    /// As for [`product`].
+    unsafe fn product_of_singles(member: &Member, job: &Job) = singles_body;
 }
 
 #[inline(always)]
-unsafe fn product_body<S: Micro>(s: S, member: &Member, job: &Job) {
+unsafe fn singles_body<S: Micro>(s: S, member: &Member, job: &Job) {
+    // SAFETY: the caller's contract.
+    unsafe { product_body(s, Single, member, job) }
+}
+
+/// # Safety
+/// As for [`product`], and `isa` multiplies bfloat16.
+unsafe fn product_of_pairs(isa: Isa, member: &Member, job: &Job) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    unsafe fn avx512(member: &Member, job: &Job) {
+        // SAFETY: the instructions exist here; the rest is the caller's contract.
+        unsafe {
+            let s = crate::simd::Avx512::new_unchecked();
+            product_body(s, Pairs::new_unchecked(), member, job)
+        }
+    }
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the caller vouches that this machine can run `isa`.
+        Isa::Avx512Bf16 => unsafe { avx512(member, job) },
+        // SAFETY: no vectors of AVX-512; the rest is the caller's contract.
+        _ => unsafe { product_body(Portable, Pairs::new_unchecked(), member, job) },
+    }
+}
+
+#[inline(always)]
+unsafe fn product_body<S: Micro, T: Terms<S>>(s: S, t: T, member: &Member, job: &Job) {
     let Job { gemm, workspace } = job;
-    let blocking = Blocking::with(&S::SIZES, gemm.m, gemm.n, gemm.k);
+    let &Gemm { k, b, .. } = gemm;
+    let a = Matrix::Floats(gemm.a);
+    let blocking = Blocking::with(&S::SIZES, &gemm.form(), T::IN_WORD);
     let nr = S::SIZES.nr;
     // SAFETY: within the workspace.
-    let packed_a = unsafe { workspace.add(member.id * blocking.packed_a()) };
-    // SAFETY: within the workspace.
-    let packed_b = unsafe { workspace.add(member.count * blocking.packed_a()) };
+    let (packed_a, sums, packed_b) = unsafe {
+        let own = blocking.packed_a() + blocking.sums();
+        let packed_a = workspace.add(member.id * own);
+        let sums = packed_a.add(blocking.packed_a());
+        (packed_a, sums, workspace.add(member.count * own))
+    };
+    let terms = |words: &Range<usize>| words.start * T::IN_WORD..k.min(words.end * T::IN_WORD);
 
-    // Rows of contiguous floats are read where they are.
-    let pack_a = gemm.a.col_stride != 1;
-    let blocking = if pack_a { blocking.wide() } else { blocking };
+    // Rows of contiguous words are read where they are.
+    let rows_of_words = a.words(T::IN_WORD, k).filter(|_| !a.is_transposed());
+    let blocking = match rows_of_words {
+        Some(_) => blocking,
+        None => blocking.copying(),
+    };
+    // Blocks of a quantised matrix that lie across the panels are decoded once for all of them.
+    let width = match b.is_block() && !b.is_transposed() {
+        true => pack::WIDTH,
+        false => nr,
+    };
     for columns in blocking.column_blocks() {
         let panels = columns.len().div_ceil(nr);
+        let groups = columns.len().div_ceil(width);
         for deep in blocking.deep_blocks() {
             // Each depth block's panels follow those of the block before.
             let packed = |depth: usize| packed_b.wrapping_add((depth - deep.start) * panels * nr);
-            for part in member.tiles(panels * blocking.depth_blocks(&deep).count()) {
-                let depth = blocking.depth_block(&deep, part / panels);
-                let (panel, kc) = (part % panels, depth.len());
-                let j = columns.start + panel * nr;
-                // SAFETY: the panel is inside B and its copy inside the packed block.
+            for part in member.tiles(groups * blocking.depth_blocks(&deep).count()) {
+                let depth = blocking.depth_block(&deep, part / groups);
+                let first = part % groups * width;
+                let part = columns.start + first..columns.end.min(columns.start + first + width);
+                // SAFETY: the panels are inside B and their copy inside the packed block.
                 unsafe {
-                    let copy = packed(depth.start).add(panel * nr * kc);
-                    pack::panel(s, gemm.b.at(depth.start, j), kc, nr.min(columns.end - j), copy);
+                    let copy = packed(depth.start).add(first * depth.len());
+                    pack::panels::<S, T>(s, &b, k, terms(&depth), part, copy);
                 }
             }
             for tile in member.tiles(blocking.tiles(columns.len())) {
@@ -202,19 +212,31 @@ unsafe fn product_body<S: Micro>(s: S, member: &Member, job: &Job) {
                     let kc = depth.len();
                     // SAFETY: all blocks are inside their matrices and copies.
                     unsafe {
-                        let mut a = gemm.a.at(rows.start, depth.start);
-                        if pack_a {
-                            let stride = blocking.a_stride();
-                            pack::copy(s, a, rows.len(), kc, packed_a, stride);
-                            a = View::row_major(packed_a, stride);
-                        }
+                        let a = match rows_of_words {
+                            Some((words, stride)) => (words.add(rows.start * stride + depth.start), stride),
+                            None => {
+                                let stride = blocking.a_stride();
+                                pack::rows::<S, T>(s, &a, k, rows.clone(), terms(&depth), packed_a, stride);
+                                (packed_a.cast_const(), stride)
+                            }
+                        };
                         for j in tile_columns.clone().step_by(nr) {
                             let cols = nr.min(tile_columns.end - j);
                             let b = packed(depth.start).add((j - columns.start) * kc);
-                            let out = Output::of(gemm, depth.start == 0, rows.start, j, cols);
-                            kernel::panel(s, rows.len(), kc, a.ptr, a.row_stride, b, out);
+                            let first = depth.start == 0;
+                            let out = if blocking.rounded() {
+                                let sums = sums.wrapping_add(j - tile_columns.start);
+                                Output::sums(sums, blocking.sums_stride(), first, cols)
+                            } else {
+                                Output::of(gemm, first, rows.start, j, cols)
+                            };
+                            kernel::panel(s, t, rows.len(), kc, a, b, out);
                         }
                     }
+                }
+                if blocking.rounded() {
+                    // SAFETY: the tile is inside of C, and its sums are complete.
+                    unsafe { output::round(s, gemm, (rows, tile_columns), sums, blocking.sums_stride()) };
                 }
             }
         }

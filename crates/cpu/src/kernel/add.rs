@@ -2,6 +2,7 @@
 
 use super::vector::{load, store};
 use super::{Context, TILE};
+use crate::floats::Floats;
 use crate::multiversion;
 use crate::simd::Simd;
 
@@ -9,12 +10,12 @@ use crate::simd::Simd;
 pub struct Add {
     /// Number of elements.
     pub len: usize,
-    /// First operand, `len` floats.
-    pub a: *const f32,
-    /// Second operand, `len` floats.
-    pub b: *const f32,
-    /// Sum, `len` floats; in place over `a` or `b`.
-    pub c: *mut f32,
+    /// First operand, `len` numbers.
+    pub a: Floats,
+    /// Second operand, `len` numbers.
+    pub b: Floats,
+    /// Sum, `len` numbers; in place over `a` or `b`.
+    pub c: Floats,
 }
 
 shared!(Add);

@@ -2,6 +2,7 @@
 
 use super::Context;
 use super::vector::{load, load_optional, store};
+use crate::floats::Floats;
 use crate::multiversion;
 use crate::simd::Simd;
 
@@ -12,7 +13,7 @@ pub struct BiasBackward {
     /// Columns of `dy`.
     pub cols: usize,
     /// Gradient of the output, `[rows, cols]`.
-    pub dy: *const f32,
+    pub dy: Floats,
     /// Added to the result, `[cols]`.
     pub acc: Option<*const f32>,
     /// Gradient of the bias, `[cols]`; in place over `acc`.

@@ -6,8 +6,9 @@
 //! is out of range gives a NaN loss and no gradient.
 
 use super::math::exp;
-use super::vector::{load, store};
+use super::vector::{convert, load, store};
 use super::{Context, rows_per_tile};
+use crate::floats::Floats;
 use crate::multiversion;
 use crate::simd::Simd;
 
@@ -18,7 +19,7 @@ pub struct CrossEntropyRows {
     /// Width of a row.
     pub vocab: usize,
     /// Logits, `[rows, vocab]`; where `gradient`, replaced by
-    /// `(softmax − onehot(target)) / token_count`, zero in ignored rows.
+    /// `scale · (softmax − onehot(target)) / token_count`, zero in ignored rows.
     pub logits: *mut f32,
     /// Targets, `[rows]`.
     pub targets: *const i32,
@@ -26,6 +27,8 @@ pub struct CrossEntropyRows {
     pub ignore_index: i32,
     /// Number of tokens that the loss is a mean over, one float.
     pub token_count: *const f32,
+    /// What gradients are multiplied by, one float.
+    pub scale: Option<*const f32>,
     /// Loss of each row, not divided, `[rows]`; zero in ignored rows.
     pub losses: *mut f32,
     /// Whether logits are replaced by their gradient; otherwise they are only read.
@@ -39,7 +42,7 @@ pub struct SoftmaxCrossEntropy {
     /// Width of a row.
     pub vocab: usize,
     /// Logits, `[rows, vocab]`.
-    pub logits: *const f32,
+    pub logits: Floats,
     /// Targets, `[rows]`.
     pub targets: *const i32,
     /// Target of the rows to skip.
@@ -61,7 +64,7 @@ pub struct SoftmaxCrossEntropyBackward {
     /// Width of a row.
     pub vocab: usize,
     /// Logits, `[rows, vocab]`.
-    pub logits: *const f32,
+    pub logits: Floats,
     /// From the forward op, `[rows]`.
     pub lse: *const f32,
     /// Targets, `[rows]`.
@@ -70,8 +73,10 @@ pub struct SoftmaxCrossEntropyBackward {
     pub ignore_index: i32,
     /// Number of tokens that the loss is a mean over, one float.
     pub token_count: *const f32,
+    /// What gradients are multiplied by, one float.
+    pub scale: Option<*const f32>,
     /// Gradient of the logits, `[rows, vocab]`; in place over `logits`.
-    pub dlogits: *mut f32,
+    pub dlogits: Floats,
 }
 
 shared!(CrossEntropyRows, SoftmaxCrossEntropy, SoftmaxCrossEntropyBackward);
@@ -96,7 +101,7 @@ multiversion! {
 unsafe fn rows_body<S: Simd>(s: S, args: &CrossEntropyRows, first: usize, end: usize) {
     // SAFETY: rows `first..end` belong to this tile.
     unsafe {
-        let inv_tokens = 1.0 / *args.token_count;
+        let scale_of_mean = args.scale.map_or(1.0, |scale| *scale) / *args.token_count;
         for row in first..end {
             let x = args.logits.add(row * args.vocab);
             let target = *args.targets.add(row);
@@ -111,9 +116,10 @@ unsafe fn rows_body<S: Simd>(s: S, args: &CrossEntropyRows, first: usize, end: u
             let exponentials = Exponentials::of(s, x, args.vocab, class);
             *args.losses.add(row) = exponentials.loss();
             if args.gradient {
-                let scale = f64::from(inv_tokens) / exponentials.sum;
+                let scale = f64::from(scale_of_mean) / exponentials.sum;
                 // `softmax − 1` at the target, without the difference of two numbers that may nearly be 1.
                 let at_target = class.map(|class| (class, (-exponentials.others * scale) as f32));
+                let x = Floats::of_mut(x);
                 write_gradient(s, x, x, args.vocab, exponentials.max, scale as f32, at_target);
             }
         }
@@ -145,17 +151,18 @@ impl Exponentials {
     /// One pass over memory: blocks short enough for the level-1 cache are read twice.
     ///
     /// # Safety
-    /// `x` is readable for `n` floats; `class`, its target, is below `n`.
+    /// `x` is readable for `n` numbers; `class`, its target, is below `n`.
     #[inline(always)]
-    unsafe fn of<S: Simd>(s: S, x: *const f32, n: usize, class: Option<usize>) -> Self {
+    unsafe fn of<S: Simd>(s: S, x: impl Into<Floats>, n: usize, class: Option<usize>) -> Self {
         const BLOCK: usize = 1024;
+        let x = x.into();
         let mut max = f32::MIN;
         let mut others = 0.0f64;
         for start in (0..n).step_by(BLOCK) {
             let len = BLOCK.min(n - start);
             // In another block it is no index of this one's.
             let skip = class.map_or(usize::MAX, |class| class.wrapping_sub(start));
-            // SAFETY: the block lies within the `n` floats.
+            // SAFETY: the block lies within the `n` numbers.
             unsafe {
                 let x = x.add(start);
                 let block_max = largest(s, x, len);
@@ -167,7 +174,7 @@ impl Exponentials {
             }
         }
         // SAFETY: the target is below `n`.
-        let target = class.map(|class| unsafe { *x.add(class) });
+        let target = class.map(|class| unsafe { x.get(class) });
         let own = target.map_or(0.0, |target| (f64::from(target) - f64::from(max)).exp());
         let sum = others + own;
         Self {
@@ -195,9 +202,9 @@ impl Exponentials {
 /// `Σ exp(x − max)` over one block, but for element `skip`.
 ///
 /// # Safety
-/// `x` is readable for `len` floats.
+/// `x` is readable for `len` numbers.
 #[inline(always)]
-unsafe fn sum_of_exponentials<S: Simd>(s: S, x: *const f32, len: usize, max: f32, skip: usize) -> f64 {
+unsafe fn sum_of_exponentials<S: Simd>(s: S, x: Floats, len: usize, max: f32, skip: usize) -> f64 {
     let pair = 2 * S::LANES;
     let whole = len - len % pair;
     // The two vectors around what is skipped, if it is not in the rest.
@@ -209,15 +216,15 @@ unsafe fn sum_of_exponentials<S: Simd>(s: S, x: *const f32, len: usize, max: f32
         for (from, to) in [(0, hole), (hole + pair, whole)] {
             let mut i = from;
             while i < to {
-                s0 = s.add(s0, exp(s, s.sub(s.load(x.add(i)), centre)));
-                s1 = s.add(s1, exp(s, s.sub(s.load(x.add(i + S::LANES)), centre)));
+                s0 = s.add(s0, exp(s, s.sub(x.add(i).load(s, S::LANES), centre)));
+                s1 = s.add(s1, exp(s, s.sub(x.add(i + S::LANES).load(s, S::LANES), centre)));
                 i += pair;
             }
         }
         if hole < whole {
             // What is skipped becomes exp(−∞) = 0.
             let mut patch = [0.0f32; 32];
-            patch.as_mut_ptr().copy_from_nonoverlapping(x.add(hole), pair);
+            convert(s, x.add(hole), patch.as_mut_ptr(), pair);
             patch[skip - hole] = f32::NEG_INFINITY;
             let p = patch.as_ptr();
             s0 = s.add(s0, exp(s, s.sub(s.load(p), centre)));
@@ -225,31 +232,31 @@ unsafe fn sum_of_exponentials<S: Simd>(s: S, x: *const f32, len: usize, max: f32
         }
         let mut sum = f64::from(s.reduce_add(s.add(s0, s1)));
         for i in (whole..len).filter(|&i| i != skip) {
-            sum += f64::from(*x.add(i) - max).exp();
+            sum += f64::from(x.get(i) - max).exp();
         }
         sum
     }
 }
 
-/// The largest of `n` floats, ignoring NaN.
+/// The largest of `n` numbers, ignoring NaN.
 ///
 /// # Safety
-/// `x` is readable for `n` floats.
+/// `x` is readable for `n` numbers.
 #[inline(always)]
-unsafe fn largest<S: Simd>(s: S, x: *const f32, n: usize) -> f32 {
+unsafe fn largest<S: Simd>(s: S, x: Floats, n: usize) -> f32 {
     let lowest = s.splat(f32::MIN);
     let (mut m0, mut m1) = (lowest, lowest);
     let mut i = 0;
     // SAFETY: every access is below `n`.
     unsafe {
         while i + 2 * S::LANES <= n {
-            m0 = s.max(s.load(x.add(i)), m0);
-            m1 = s.max(s.load(x.add(i + S::LANES)), m1);
+            m0 = s.max(x.add(i).load(s, S::LANES), m0);
+            m1 = s.max(x.add(i + S::LANES).load(s, S::LANES), m1);
             i += 2 * S::LANES;
         }
         let mut max = s.reduce_max(s.max(m0, m1));
         while i < n {
-            max = max.max(*x.add(i));
+            max = max.max(x.get(i));
             i += 1;
         }
         max
@@ -259,13 +266,13 @@ unsafe fn largest<S: Simd>(s: S, x: *const f32, n: usize) -> f32 {
 /// `dx = exp(x − centre) · scale`, but what is given for the target there; all zero where there is no target.
 ///
 /// # Safety
-/// `x` is readable and `dx` writable for `n` floats; they may be equal. The target is below `n`.
+/// `x` is readable and `dx` writable for `n` numbers; they may be equal. The target is below `n`.
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
 unsafe fn write_gradient<S: Simd>(
     s: S,
-    x: *const f32,
-    dx: *mut f32,
+    x: Floats,
+    dx: Floats,
     n: usize,
     centre: f32,
     scale: f32,
@@ -279,8 +286,8 @@ unsafe fn write_gradient<S: Simd>(
             store(s, dx.add(i), s.mul(p, scale), len);
         });
         match at_target {
-            Some((class, gradient)) => *dx.add(class) = gradient,
-            None => dx.write_bytes(0, n),
+            Some((class, gradient)) => dx.set(class, gradient),
+            None => dx.clear(n),
         }
     }
 }
@@ -339,7 +346,7 @@ unsafe fn forward_body<S: Simd>(s: S, args: &SoftmaxCrossEntropy, first: usize, 
     }
 }
 
-/// `dlogits = (softmax − onehot(target)) / token_count`, zero in ignored rows.
+/// `dlogits = scale · (softmax − onehot(target)) / token_count`, zero in ignored rows.
 ///
 /// # Safety
 /// See the [module](super).
@@ -360,17 +367,17 @@ multiversion! {
 unsafe fn backward_body<S: Simd>(s: S, args: &SoftmaxCrossEntropyBackward, first: usize, end: usize) {
     // SAFETY: rows `first..end` belong to this tile.
     unsafe {
-        let scale = 1.0 / *args.token_count;
+        let scale = args.scale.map_or(1.0, |scale| *scale) / *args.token_count;
         for row in first..end {
             let x = args.logits.add(row * args.vocab);
             let dx = args.dlogits.add(row * args.vocab);
             let target = *args.targets.add(row);
             if target == args.ignore_index {
-                dx.write_bytes(0, args.vocab);
+                dx.clear(args.vocab);
             } else {
                 let lse = *args.lse.add(row);
                 let at_target = class(target, args.vocab).map(|class| {
-                    let probability_less_1 = (f64::from(*x.add(class)) - f64::from(lse)).exp_m1();
+                    let probability_less_1 = (f64::from(x.get(class)) - f64::from(lse)).exp_m1();
                     (class, (f64::from(scale) * probability_less_1) as f32)
                 });
                 write_gradient(s, x, dx, args.vocab, lse, scale, at_target);

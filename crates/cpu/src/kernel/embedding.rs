@@ -1,9 +1,12 @@
 //! Token embedding.
 
-use super::vector::{load, store};
+use super::vector::{convert, load, store};
 use super::{Context, rows_per_tile};
+use crate::floats::Floats;
 use crate::multiversion;
 use crate::simd::Simd;
+
+use tightfit_quant::Block;
 
 /// `y[t] = w[ids[t]]`.
 pub struct Embedding {
@@ -17,9 +20,18 @@ pub struct Embedding {
     /// zeros.
     pub ids: *const i32,
     /// Embeddings, `[vocab, hidden]`.
-    pub w: *const f32,
+    pub w: Table,
     /// Output, `[rows, hidden]`.
-    pub y: *mut f32,
+    pub y: Floats,
+}
+
+/// How the embeddings are stored.
+#[derive(Clone, Copy, Debug)]
+pub enum Table {
+    /// As numbers.
+    Floats(Floats),
+    /// Quantised.
+    Block(Block, *const u8),
 }
 
 /// Gradient of [`Embedding`].
@@ -33,7 +45,7 @@ pub struct EmbeddingBackward {
     /// Token ids, `[rows]`; one out of range is skipped.
     pub ids: *const i32,
     /// Gradient of the output, `[rows, hidden]`.
-    pub dy: *const f32,
+    pub dy: Floats,
     /// Added to the result, `[vocab, hidden]`.
     pub acc: Option<*const f32>,
     /// Gradient of the embeddings, `[vocab, hidden]`; in place over `acc`.
@@ -42,33 +54,49 @@ pub struct EmbeddingBackward {
 
 shared!(Embedding, EmbeddingBackward);
 
+/// Numbers of a quantised row that are decoded at once: whole blocks of every format.
+const CHUNK: usize = 256;
+
 /// Looks up the embedding of each token.
 ///
 /// # Safety
 /// See the [module](super).
 pub unsafe fn embedding(cx: &Context, args: &Embedding) {
     let rows = rows_per_tile(args.hidden);
-    cx.for_each(args.rows.div_ceil(rows), |_, tile, _| {
+    cx.for_each(args.rows.div_ceil(rows), |isa, tile, _| {
         // SAFETY: the caller's contract; tiles are disjoint.
-        unsafe { look_up(args, tile * rows, args.rows.min((tile + 1) * rows)) }
+        unsafe { look_up_tile(isa, args, tile * rows, args.rows.min((tile + 1) * rows)) }
     });
 }
 
-/// # Safety
-/// Rows `first..end` belong to the caller.
-unsafe fn look_up(args: &Embedding, first: usize, end: usize) {
+multiversion! {
+    unsafe fn look_up_tile(args: &Embedding, first: usize, end: usize) = look_up_body;
+}
+
+#[inline(always)]
+unsafe fn look_up_body<S: Simd>(s: S, args: &Embedding, first: usize, end: usize) {
     for t in first..end {
-        // SAFETY: `t` is below `rows` and a valid id below `vocab`.
+        // SAFETY: rows `first..end` belong to this tile and a valid id is below `vocab`.
         unsafe {
             let id = *args.ids.add(t);
             let valid = (0..args.vocab as i32).contains(&id);
             debug_assert!(valid, "token id {id} of row {t} is out of range");
             let y = args.y.add(t * args.hidden);
-            if valid {
-                let w = args.w.add(id as usize * args.hidden);
-                std::ptr::copy_nonoverlapping(w, y, args.hidden);
-            } else {
-                y.write_bytes(0, args.hidden);
+            let start = id as usize * args.hidden;
+            match args.w {
+                _ if !valid => y.clear(args.hidden),
+                Table::Floats(w) if w.stored() == y.stored() => y.copy_from(w.add(start), args.hidden),
+                Table::Floats(w) => convert(s, w.add(start), y, args.hidden),
+                Table::Block(block, bytes) => {
+                    let size = block.bytes(args.vocab as u64, args.hidden as u64);
+                    let bytes = std::slice::from_raw_parts(bytes, size as usize);
+                    let mut chunk = [0.0; CHUNK];
+                    for first in (0..args.hidden).step_by(CHUNK) {
+                        let numbers = &mut chunk[..CHUNK.min(args.hidden - first)];
+                        block.decode(bytes, args.vocab, args.hidden, start + first, numbers);
+                        convert(s, numbers.as_ptr(), y.add(first), numbers.len());
+                    }
+                }
             }
         }
     }

@@ -3,6 +3,7 @@
 use super::math::{erf, exp};
 use super::vector::{load, store};
 use super::{Context, TILE};
+use crate::floats::Floats;
 use crate::multiversion;
 use crate::simd::Simd;
 
@@ -21,10 +22,10 @@ pub struct Gelu {
     pub len: usize,
     /// Which GELU.
     pub kind: GeluKind,
-    /// Input, `len` floats.
-    pub x: *const f32,
-    /// Output, `len` floats; in place over `x`.
-    pub y: *mut f32,
+    /// Input, `len` numbers.
+    pub x: Floats,
+    /// Output, `len` numbers; in place over `x`.
+    pub y: Floats,
 }
 
 /// Gradient of [`Gelu`].
@@ -33,12 +34,12 @@ pub struct GeluBackward {
     pub len: usize,
     /// Which GELU.
     pub kind: GeluKind,
-    /// Input of the forward op, `len` floats.
-    pub x: *const f32,
-    /// Gradient of the output, `len` floats.
-    pub dy: *const f32,
-    /// Gradient of the input, `len` floats; in place over `x` or `dy`.
-    pub dx: *mut f32,
+    /// Input of the forward op, `len` numbers.
+    pub x: Floats,
+    /// Gradient of the output, `len` numbers.
+    pub dy: Floats,
+    /// Gradient of the input, `len` numbers; in place over `x` or `dy`.
+    pub dx: Floats,
 }
 
 shared!(Gelu, GeluBackward);

@@ -5,8 +5,9 @@
 //! token.
 
 use super::math::exp;
-use super::vector::{load, store};
-use super::{Context, rows_per_tile};
+use super::vector::{as_f32, load, store};
+use super::{Context, rows_per_tile, touch_last_word};
+use crate::floats::{Float, Floats};
 use crate::multiversion;
 use crate::simd::Simd;
 
@@ -19,11 +20,11 @@ pub struct KvAppend {
     /// `kv_heads · head_dim`.
     pub width: usize,
     /// The new rows, `[rows, width]`.
-    pub new: *const f32,
+    pub new: Floats,
     /// Where they go, one number.
     pub start: *const i32,
     /// The cache, `[capacity, width]`.
-    pub cache: *mut f32,
+    pub cache: Floats,
 }
 
 /// `o = softmax(scale · q kᵀ) v`, each row over the rows of the cache up to its own.
@@ -43,16 +44,18 @@ pub struct CachedAttention {
     /// How many rows, itself included, a row sees at most.
     pub window: Option<usize>,
     /// Queries, `[rows, heads · head_dim]`.
-    pub q: *const f32,
+    pub q: Floats,
     /// Keys, `[capacity, kv_heads · head_dim]`.
-    pub k: *const f32,
+    pub k: Floats,
     /// Values, `[capacity, kv_heads · head_dim]`.
-    pub v: *const f32,
+    pub v: Floats,
     /// The first new token's row in the cache, one number; a token that would stand outside of the cache counts as standing at its
     /// nearer end.
     pub start: *const i32,
     /// Output, `[rows, heads · head_dim]`.
-    pub o: *mut f32,
+    pub o: Floats,
+    /// [`cached_attention_workspace`] bytes.
+    pub workspace: *mut u8,
 }
 
 shared!(KvAppend, CachedAttention);
@@ -70,7 +73,7 @@ pub unsafe fn kv_append(cx: &Context, args: &KvAppend) {
                 let row = i64::from(*args.start) + t as i64;
                 if (0..args.capacity as i64).contains(&row) {
                     let to = args.cache.add(row as usize * args.width);
-                    to.copy_from_nonoverlapping(args.new.add(t * args.width), args.width);
+                    to.copy_from(args.new.add(t * args.width), args.width);
                 }
             }
         }
@@ -87,6 +90,42 @@ const ROWS: usize = 16;
 /// all rows and heads of the tile.
 const HEADS: usize = 4;
 
+/// What a thread needs where numbers are stored in 16 bits: a tile's queries, its outputs so far, and a block of keys and values.
+struct Scratch {
+    /// `[ROWS, HEADS · head_dim]`.
+    q: *mut f32,
+    /// `[ROWS, HEADS · head_dim]`.
+    o: *mut f32,
+    /// `[KEYS, head_dim]`.
+    k: *mut f32,
+    /// `[KEYS, head_dim]`.
+    v: *mut f32,
+}
+
+impl Scratch {
+    /// Floats of a worker's.
+    fn floats(head_dim: usize) -> usize {
+        2 * (ROWS * HEADS + KEYS) * head_dim
+    }
+
+    /// A worker's; only to be touched where there is a workspace.
+    fn new(workspace: *mut u8, head_dim: usize, worker: usize) -> Self {
+        let q = workspace.cast::<f32>().wrapping_add(worker * Self::floats(head_dim));
+        let o = q.wrapping_add(ROWS * HEADS * head_dim);
+        let k = o.wrapping_add(ROWS * HEADS * head_dim);
+        let v = k.wrapping_add(KEYS * head_dim);
+        Self { q, o, k, v }
+    }
+}
+
+/// Bytes of workspace for operands that are stored so: none where they are `f32` themselves.
+pub fn cached_attention_workspace(head_dim: usize, stored: Float, threads: usize) -> u64 {
+    match stored {
+        Float::F32 => 0,
+        Float::Bf16 | Float::F16 => (threads * Scratch::floats(head_dim) * size_of::<f32>()) as u64,
+    }
+}
+
 /// Attention with an online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867).
 ///
 /// # Safety
@@ -97,7 +136,7 @@ pub unsafe fn cached_attention(cx: &Context, args: &CachedAttention) {
     let group = args.heads / args.kv_heads;
     let parts = group.div_ceil(HEADS);
     let (blocks, columns) = (args.rows.div_ceil(ROWS), args.kv_heads * parts);
-    cx.for_each(blocks * columns, |isa, tile, _| {
+    cx.for_each(blocks * columns, |isa, tile, worker| {
         // Late rows see the most keys: first, for balance.
         let (block, column) = (blocks - 1 - tile / columns, tile % columns);
         let (kv_head, part) = (column / parts, column % parts);
@@ -110,8 +149,11 @@ pub unsafe fn cached_attention(cx: &Context, args: &CachedAttention) {
             kv_head,
         };
         // SAFETY: the caller's contract; tiles are disjoint.
-        unsafe { query_tile(isa, args, tile) }
+        unsafe { query_tile(isa, args, tile, worker) }
     });
+    let bytes = cached_attention_workspace(args.head_dim, args.o.stored(), cx.pool.threads());
+    // SAFETY: the caller's contract.
+    unsafe { touch_last_word(args.workspace, bytes) };
 }
 
 /// What one thread computes: from and up to, without the last.
@@ -123,7 +165,7 @@ struct Tile {
 }
 
 multiversion! {
-    unsafe fn query_tile(args: &CachedAttention, tile: Tile) = query_tile_body;
+    unsafe fn query_tile(args: &CachedAttention, tile: Tile, worker: usize) = query_tile_body;
 }
 
 /// Below every score that a finite model computes, and far enough from infinity that the
@@ -138,21 +180,31 @@ struct Softmax {
 }
 
 #[inline(always)]
-unsafe fn query_tile_body<S: Simd>(s: S, args: &CachedAttention, tile: Tile) {
+unsafe fn query_tile_body<S: Simd>(s: S, args: &CachedAttention, tile: Tile, worker: usize) {
     let d = args.head_dim;
     let ((first, end), (first_head, end_head)) = (tile.rows, tile.heads);
     let nothing = Softmax { max: LOWEST, sum: 0.0 };
     let mut softmax = [[nothing; HEADS]; ROWS];
-    // SAFETY: these rows of these heads belong to this tile; `visible` gives rows of the cache.
+    let scratch = Scratch::new(args.workspace, d, worker);
+    let (width, stride) = ((end_head - first_head) * d, args.heads * d);
+    // SAFETY: these rows of these heads belong to this tile, the scratch to this worker; `visible` gives rows of the cache.
     unsafe {
-        for t in first..end {
-            let row = args.o.add((t * args.heads + first_head) * d);
-            row.write_bytes(0, (end_head - first_head) * d);
+        let at = (first * args.heads + first_head) * d;
+        let result = args.o.add(at);
+        let (q, q_stride) = as_f32(s, (end - first, width), args.q.add(at), stride, scratch.q);
+        let (o, o_stride) = match result.stored() {
+            Float::F32 => (result.address().cast::<f32>(), stride),
+            Float::Bf16 | Float::F16 => (scratch.o, width),
+        };
+        for row in 0..end - first {
+            o.add(row * o_stride).write_bytes(0, width);
         }
         let (first_key, last_key) = (visible(args, first).0, visible(args, end - 1).1);
         for k0 in (first_key / KEYS * KEYS..=last_key).step_by(KEYS) {
             let offset = (k0 * args.kv_heads + tile.kv_head) * d;
-            let (k, v) = (args.k.add(offset), args.v.add(offset));
+            let size = (KEYS.min(last_key + 1 - k0), d);
+            let (k, key_stride) = as_f32(s, size, args.k.add(offset), args.kv_heads * d, scratch.k);
+            let (v, _) = as_f32(s, size, args.v.add(offset), args.kv_heads * d, scratch.v);
             for t in first..end {
                 let (low, high) = visible(args, t);
                 let keys = (low.max(k0) - k0, KEYS.min((high + 1).saturating_sub(k0)));
@@ -160,18 +212,19 @@ unsafe fn query_tile_body<S: Simd>(s: S, args: &CachedAttention, tile: Tile) {
                     continue;
                 }
                 for head in first_head..end_head {
-                    let at = (t * args.heads + head) * d;
-                    let softmax = &mut softmax[t - first][head - first_head];
-                    key_block(s, args, keys, (args.q.add(at), k, v), args.o.add(at), softmax);
+                    let (row, head) = (t - first, head - first_head);
+                    let q = q.add(row * q_stride + head * d);
+                    let o = o.add(row * o_stride + head * d);
+                    key_block(s, args, keys, (q, k, v), key_stride, o, &mut softmax[row][head]);
                 }
             }
         }
-        for t in first..end {
-            for head in first_head..end_head {
-                let inverse = s.splat(1.0 / softmax[t - first][head - first_head].sum);
-                let o = args.o.add((t * args.heads + head) * d);
+        for (row, softmax) in softmax.iter().enumerate().take(end - first) {
+            for (head, softmax) in softmax.iter().enumerate().take(end_head - first_head) {
+                let inverse = s.splat(1.0 / softmax.sum);
+                let (o, result) = (o.add(row * o_stride + head * d), result.add(row * stride + head * d));
                 each_vector!(S, d, i, len => {
-                    store(s, o.add(i), s.mul(load(s, o.add(i), len), inverse), len);
+                    store(s, result.add(i), s.mul(load(s, o.add(i), len), inverse), len);
                 });
             }
         }
@@ -194,18 +247,19 @@ unsafe fn visible(args: &CachedAttention, t: usize) -> (usize, usize) {
 /// One row's attention to rows `first..end` of a block of the cache.
 ///
 /// # Safety
-/// `q` and `o` are one head of one row, `k` and `v` the same head of the block's first row; `first < end <= KEYS`, and rows
-/// `first..end` of the block lie in the cache.
+/// `q` and `o` are one head of one row, `k` and `v` the same head of the block's first row, `stride` floats from the next one;
+/// `first < end <= KEYS`, and rows `first..end` of the block lie in the cache.
 #[inline(always)]
 unsafe fn key_block<S: Simd>(
     s: S,
     args: &CachedAttention,
     (first, end): (usize, usize),
     (q, k, v): (*const f32, *const f32, *const f32),
+    stride: usize,
     o: *mut f32,
     softmax: &mut Softmax,
 ) {
-    let (d, stride) = (args.head_dim, args.kv_heads * args.head_dim);
+    let d = args.head_dim;
     let mut p = [f32::NEG_INFINITY; KEYS];
     // SAFETY: keys and values of rows `first..end`; all of `p` is read and written in whole vectors, which divide it.
     unsafe {

@@ -4,6 +4,7 @@ use super::bias::{BiasBackward, bias_backward};
 use super::rms_norm::rows_per_partial;
 use super::vector::{load, load_optional, store};
 use super::{Context, rows_per_tile};
+use crate::floats::Floats;
 use crate::multiversion;
 use crate::simd::Simd;
 
@@ -17,13 +18,13 @@ pub struct LayerNorm {
     /// Added to the variance.
     pub eps: f32,
     /// Input, `[rows, hidden]`.
-    pub x: *const f32,
+    pub x: Floats,
     /// Weight, `[hidden]`.
-    pub w: *const f32,
+    pub w: Floats,
     /// Bias, `[hidden]`.
-    pub b: *const f32,
+    pub b: Floats,
     /// Output, `[rows, hidden]`; in place over `x`.
-    pub y: *mut f32,
+    pub y: Floats,
     /// Mean, `[rows]`.
     pub mean: *mut f32,
     /// Reciprocal standard deviation, `[rows]`.
@@ -37,23 +38,23 @@ pub struct LayerNormBackward {
     /// Width of a row.
     pub hidden: usize,
     /// Input of the forward op, `[rows, hidden]`.
-    pub x: *const f32,
+    pub x: Floats,
     /// Weight, `[hidden]`.
-    pub w: *const f32,
+    pub w: Floats,
     /// From the forward op, `[rows]`.
     pub mean: *const f32,
     /// From the forward op, `[rows]`.
     pub rstd: *const f32,
     /// Gradient of the output, `[rows, hidden]`.
-    pub dy: *const f32,
+    pub dy: Floats,
     /// Added to `dx`, `[rows, hidden]`.
-    pub acc_dx: Option<*const f32>,
+    pub acc_dx: Option<Floats>,
     /// Added to `dw`, `[hidden]`.
     pub acc_dw: Option<*const f32>,
     /// Added to `db`, `[hidden]`.
     pub acc_db: Option<*const f32>,
     /// Gradient of the input if wanted, `[rows, hidden]`; in place over `dy` or `acc_dx`.
-    pub dx: Option<*mut f32>,
+    pub dx: Option<Floats>,
     /// Gradient of the weight if wanted, `[hidden]`; in place over `acc_dw`.
     pub dw: Option<*mut f32>,
     /// Gradient of the bias if wanted, `[hidden]`; in place over `acc_db`.
@@ -100,7 +101,7 @@ unsafe fn forward_body<S: Simd>(s: S, args: &LayerNorm, first: usize, end: usize
                 let mut d = s.sub(load(s, x.add(i), len), centre);
                 if len < S::LANES {
                     // Lanes behind the row's end would count as −mean.
-                    d = s.mul(d, load(s, [1.0; 16].as_ptr(), len));
+                    d = s.mul(d, load(s, [1.0_f32; 16].as_ptr(), len));
                 }
                 squares = s.fma(d, d, squares);
             });
@@ -136,10 +137,10 @@ pub unsafe fn layer_norm_backward(cx: &Context, args: &LayerNormBackward) {
         unsafe { backward_tile(isa, args, tile, tile * rows, args.rows.min((tile + 1) * rows)) }
     });
     let dw_partials = args.workspace.cast::<f32>();
-    let sum = |dy, acc, db| BiasBackward {
+    let sum = |dy: *mut f32, acc, db| BiasBackward {
         rows: partials,
         cols: args.hidden,
-        dy,
+        dy: dy.into(),
         acc,
         db,
     };

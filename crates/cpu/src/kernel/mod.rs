@@ -5,6 +5,8 @@
 //! - They never allocate. A kernel that needs scratch takes a `workspace` whose exact size in bytes
 //!   is the function `…_workspace` beside it, aligned to 64 bytes; each call writes the last four
 //!   bytes of its workspace, so that a measured peak can be compared with the planned one.
+//! - Numbers that may be stored in 16 bits are [`Floats`](crate::floats::Floats), several of one
+//!   tensor family stored alike; all arithmetic is in `f32`, rounded when results are stored.
 //! - Matrices are row-major and dense. Rows are tokens: batch and sequence are flattened, `T =
 //!   batch · seq`.
 //! - Work is cut into tiles by shape alone and every sum has a fixed order, so that results are the
@@ -20,44 +22,54 @@
 #[macro_use]
 mod vector;
 
-mod adamw;
 mod add;
 mod attention;
 mod bias;
+mod cast;
 mod cross_entropy;
+mod dropout;
 mod embedding;
 mod gelu;
 mod kv_cache;
 mod layer_norm;
 mod linear_cross_entropy;
 mod math;
-mod norm;
+mod optimizer;
 mod rms_norm;
 mod rope;
 mod rows;
+mod scale;
 mod swiglu;
 
-pub use adamw::{AdamW, adamw};
 pub use add::{Add, add, zero};
 pub use attention::{
     Attention, AttentionBackward, AttentionShape, attention, attention_backward, attention_backward_workspace,
     attention_workspace,
 };
 pub use bias::{BiasBackward, bias_backward};
+pub use cast::{Cast, cast};
 pub use cross_entropy::{
     CrossEntropyRows, SoftmaxCrossEntropy, SoftmaxCrossEntropyBackward, cross_entropy_rows, softmax_cross_entropy,
     softmax_cross_entropy_backward, softmax_cross_entropy_workspace,
 };
-pub use embedding::{Embedding, EmbeddingBackward, embedding, embedding_backward};
+pub use dropout::{Dropout, dropout};
+pub use embedding::{Embedding, EmbeddingBackward, Table, embedding, embedding_backward};
 pub use gelu::{Gelu, GeluBackward, GeluKind, gelu, gelu_backward};
-pub use kv_cache::{CachedAttention, KvAppend, cached_attention, kv_append};
+pub use kv_cache::{CachedAttention, KvAppend, cached_attention, cached_attention_workspace, kv_append};
 pub use layer_norm::{LayerNorm, LayerNormBackward, layer_norm, layer_norm_backward, layer_norm_backward_workspace};
-pub use linear_cross_entropy::{LinearCrossEntropy, linear_cross_entropy, linear_cross_entropy_workspace};
+pub use linear_cross_entropy::{
+    LinearCrossEntropy, LinearCrossEntropyShape, linear_cross_entropy, linear_cross_entropy_workspace,
+};
 pub use math::{erf, exp, sigmoid};
-pub use norm::{GlobalNorm, Norm, global_norm, norm, norm_workspace};
+pub use optimizer::{
+    Adafactor, Adam, AdamW, AdamW8bit, Apollo, Codes, GlobalNorm, GradientFactor, Lion, Norm, SecondMoment, Sgd,
+    Update, UpdateLossScale, adafactor, adafactor_workspace, adamw, adamw_8bit, apollo, apollo_workspace, global_norm,
+    gradient_factor, lion, norm, norm_workspace, sgd, update_loss_scale,
+};
 pub use rms_norm::{RmsNorm, RmsNormBackward, rms_norm, rms_norm_backward, rms_norm_backward_workspace};
 pub use rope::{Rope, RopeTable, rope, rope_table};
 pub use rows::{PadRows, SliceRows, pad_rows, slice_rows};
+pub use scale::{Scale, scale};
 pub use swiglu::{Swiglu, SwigluBackward, swiglu, swiglu_backward};
 
 use crate::pool::Pool;

@@ -3,6 +3,7 @@
 use super::bias::{BiasBackward, bias_backward};
 use super::vector::{dot, load, load_optional, store};
 use super::{Context, rows_per_tile};
+use crate::floats::Floats;
 use crate::multiversion;
 use crate::simd::Simd;
 
@@ -15,11 +16,11 @@ pub struct RmsNorm {
     /// Added to the mean square.
     pub eps: f32,
     /// Input, `[rows, hidden]`.
-    pub x: *const f32,
+    pub x: Floats,
     /// Weight, `[hidden]`.
-    pub w: *const f32,
+    pub w: Floats,
     /// Output, `[rows, hidden]`; in place over `x`.
-    pub y: *mut f32,
+    pub y: Floats,
     /// Reciprocal root mean square, `[rows]`.
     pub rstd: *mut f32,
 }
@@ -31,19 +32,19 @@ pub struct RmsNormBackward {
     /// Width of a row.
     pub hidden: usize,
     /// Input of the forward op, `[rows, hidden]`.
-    pub x: *const f32,
+    pub x: Floats,
     /// Weight, `[hidden]`.
-    pub w: *const f32,
+    pub w: Floats,
     /// From the forward op, `[rows]`.
     pub rstd: *const f32,
     /// Gradient of the output, `[rows, hidden]`.
-    pub dy: *const f32,
+    pub dy: Floats,
     /// Added to `dx`, `[rows, hidden]`.
-    pub acc_dx: Option<*const f32>,
+    pub acc_dx: Option<Floats>,
     /// Added to `dw`, `[hidden]`.
     pub acc_dw: Option<*const f32>,
     /// Gradient of the input if wanted, `[rows, hidden]`; in place over `dy` or `acc_dx`.
-    pub dx: Option<*mut f32>,
+    pub dx: Option<Floats>,
     /// Gradient of the weight if wanted, `[hidden]`; in place over `acc_dw`.
     pub dw: Option<*mut f32>,
     /// [`rms_norm_backward_workspace`] bytes.
@@ -112,7 +113,7 @@ pub unsafe fn rms_norm_backward(cx: &Context, args: &RmsNormBackward) {
         let sum = BiasBackward {
             rows: partials,
             cols: args.hidden,
-            dy: args.workspace.cast(),
+            dy: args.workspace.cast::<f32>().into(),
             acc: args.acc_dw,
             db: dw,
         };

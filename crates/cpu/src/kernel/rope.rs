@@ -3,6 +3,7 @@
 
 use super::vector::{load, store};
 use super::{Context, rows_per_tile};
+use crate::floats::Floats;
 use crate::multiversion;
 use crate::simd::Simd;
 
@@ -31,11 +32,11 @@ pub struct Rope {
     /// Rotate back: the gradient of the rotation.
     pub inverse: bool,
     /// Input, `[rows, heads · head_dim]`.
-    pub x: *const f32,
+    pub x: Floats,
     /// From [`rope_table`], `[rows, head_dim]`.
     pub cs: *const f32,
     /// Output, `[rows, heads · head_dim]`; in place over `x`.
-    pub y: *mut f32,
+    pub y: Floats,
 }
 
 shared!(RopeTable<'_>, Rope);

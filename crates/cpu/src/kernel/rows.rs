@@ -2,6 +2,7 @@
 
 use super::add::{Add, add, zero};
 use super::{Context, TILE};
+use crate::floats::Floats;
 
 /// `y = x[start..start + rows]`.
 pub struct SliceRows {
@@ -12,9 +13,9 @@ pub struct SliceRows {
     /// Width of a row.
     pub cols: usize,
     /// At least `start + rows` rows.
-    pub x: *const f32,
+    pub x: Floats,
     /// `[rows, cols]`.
-    pub y: *mut f32,
+    pub y: Floats,
 }
 
 /// `y[start..start + rows] = acc[…] + x`; all other rows are those of `acc`, zero where there is none.
@@ -28,11 +29,11 @@ pub struct PadRows {
     /// Width of a row.
     pub cols: usize,
     /// `[rows, cols]`.
-    pub x: *const f32,
+    pub x: Floats,
     /// Added to the result, `[total, cols]`.
-    pub acc: Option<*const f32>,
+    pub acc: Option<Floats>,
     /// `[total, cols]`; in place over `acc`, of which then only `rows` rows are touched.
-    pub y: *mut f32,
+    pub y: Floats,
 }
 
 /// Copies some rows.
@@ -56,9 +57,9 @@ pub unsafe fn pad_rows(cx: &Context, args: &PadRows) {
     unsafe {
         for (from, to) in [(0, start), (end, total)] {
             match acc {
-                Some(acc) if acc == y.cast_const() => {}
+                Some(acc) if acc.address() == y.address() => {}
                 Some(acc) => copy(cx, acc.add(from), y.add(from), to - from),
-                None => zero(cx, y.add(from).cast(), (to - from) * size_of::<f32>()),
+                None => zero(cx, y.add(from).address(), (to - from) * y.stored().size()),
             }
         }
         let y = y.add(start);
@@ -72,19 +73,18 @@ pub unsafe fn pad_rows(cx: &Context, args: &PadRows) {
     }
 }
 
-/// Copies `len` floats.
+/// Copies `len` numbers, stored the same way at both.
 ///
 /// # Safety
 /// They are readable at `from` and writable at `to`, which do not overlap; see the [module](super).
-unsafe fn copy(cx: &Context, from: *const f32, to: *mut f32, len: usize) {
-    struct Span(*const f32, *mut f32, usize);
+unsafe fn copy(cx: &Context, from: Floats, to: Floats, len: usize) {
+    struct Span(Floats, Floats, usize);
     shared!(Span);
     let copy_tile = |span: &Span, start: usize| {
         // SAFETY: the tile lies within `len`; tiles are disjoint.
         unsafe {
-            span.1
-                .add(start)
-                .copy_from_nonoverlapping(span.0.add(start), TILE.min(span.2 - start));
+            let (from, to) = (span.0.add(start), span.1.add(start));
+            to.copy_from(from, TILE.min(span.2 - start));
         }
     };
     let span = &Span(from, to, len);

@@ -4,6 +4,7 @@
 use super::math::sigmoid;
 use super::vector::{load, store};
 use super::{Context, TILE};
+use crate::floats::Floats;
 use crate::multiversion;
 use crate::simd::Simd;
 
@@ -11,29 +12,29 @@ use crate::simd::Simd;
 pub struct Swiglu {
     /// Number of elements, `T · intermediate`.
     pub len: usize,
-    /// Gate, `len` floats.
-    pub gate: *const f32,
-    /// Up projection, `len` floats.
-    pub up: *const f32,
-    /// Output, `len` floats; in place over `gate` or `up`.
-    pub act: *mut f32,
+    /// Gate, `len` numbers.
+    pub gate: Floats,
+    /// Up projection, `len` numbers.
+    pub up: Floats,
+    /// Output, `len` numbers; in place over `gate` or `up`.
+    pub act: Floats,
 }
 
 /// Gradient of [`Swiglu`].
 pub struct SwigluBackward {
     /// Number of elements.
     pub len: usize,
-    /// Gate, `len` floats.
-    pub gate: *const f32,
-    /// Up projection, `len` floats.
-    pub up: *const f32,
-    /// Gradient of the output, `len` floats.
-    pub dact: *const f32,
-    /// Gradient of the gate, `len` floats; in place over any input.
-    pub dgate: *mut f32,
-    /// Gradient of the up projection, `len` floats; in place over any input that `dgate` is not in
+    /// Gate, `len` numbers.
+    pub gate: Floats,
+    /// Up projection, `len` numbers.
+    pub up: Floats,
+    /// Gradient of the output, `len` numbers.
+    pub dact: Floats,
+    /// Gradient of the gate, `len` numbers; in place over any input.
+    pub dgate: Floats,
+    /// Gradient of the up projection, `len` numbers; in place over any input that `dgate` is not in
     /// place over.
-    pub dup: *mut f32,
+    pub dup: Floats,
 }
 
 shared!(Swiglu, SwigluBackward);

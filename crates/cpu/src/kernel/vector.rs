@@ -1,5 +1,6 @@
 //! Loops over rows in vectors.
 
+use crate::floats::{Float, Floats};
 use crate::simd::Simd;
 
 /// Runs a block for each vector of `0..n`: first whole vectors, then what remains.
@@ -32,47 +33,37 @@ macro_rules! shared {
     )+};
 }
 
-/// The first `min(len, LANES)` floats of `p`, zero in the other lanes.
+/// The first `min(len, LANES)` numbers of `p`, zero in the other lanes.
+///
+/// Of a pointer to `f32` this is a plain load; otherwise it asks how the numbers are stored, see [`Floats`].
 ///
 /// # Safety
-/// Those floats are readable.
+/// Those numbers are readable.
 #[inline(always)]
-pub unsafe fn load<S: Simd>(s: S, p: *const f32, len: usize) -> S::V {
-    // SAFETY: the caller vouches for the floats that are read.
-    unsafe {
-        if len >= S::LANES {
-            s.load(p)
-        } else {
-            s.load_first(p, len)
-        }
-    }
+pub unsafe fn load<S: Simd>(s: S, p: impl Into<Floats>, len: usize) -> S::V {
+    // SAFETY: the caller vouches for the numbers that are read.
+    unsafe { p.into().load(s, len) }
 }
 
-/// Writes the first `min(len, LANES)` lanes.
+/// Writes the first `min(len, LANES)` lanes, rounded to how the numbers at `p` are stored.
 ///
 /// # Safety
-/// Those floats are writable.
+/// Those numbers are writable.
 #[inline(always)]
-pub unsafe fn store<S: Simd>(s: S, p: *mut f32, v: S::V, len: usize) {
-    // SAFETY: the caller vouches for the floats that are written.
-    unsafe {
-        if len >= S::LANES {
-            s.store(p, v)
-        } else {
-            s.store_first(p, v, len)
-        }
-    }
+pub unsafe fn store<S: Simd>(s: S, p: impl Into<Floats>, v: S::V, len: usize) {
+    // SAFETY: the caller vouches for the numbers that are written.
+    unsafe { p.into().store(s, v, len) }
 }
 
 /// Like [`load`], from an optional array; zeros where there is none.
 ///
 /// # Safety
-/// The floats `i..i + min(len, LANES)` are readable.
+/// The numbers `i..i + min(len, LANES)` are readable.
 #[inline(always)]
-pub unsafe fn load_optional<S: Simd>(s: S, p: Option<*const f32>, i: usize, len: usize) -> S::V {
+pub unsafe fn load_optional<S: Simd>(s: S, p: Option<impl Into<Floats>>, i: usize, len: usize) -> S::V {
     match p {
-        // SAFETY: the caller vouches for the floats that are read.
-        Some(p) => unsafe { load(s, p.add(i), len) },
+        // SAFETY: the caller vouches for the numbers that are read.
+        Some(p) => unsafe { p.into().add(i).load(s, len) },
         None => s.splat(0.0),
     }
 }
@@ -80,26 +71,100 @@ pub unsafe fn load_optional<S: Simd>(s: S, p: Option<*const f32>, i: usize, len:
 /// `Σ a[i] · b[i]` in four independent vectors, to hide the latency of the additions.
 ///
 /// # Safety
-/// `a` and `b` are readable for `n` floats.
+/// `a` and `b` are readable for `n` numbers.
 #[inline(always)]
-pub unsafe fn dot<S: Simd>(s: S, a: *const f32, b: *const f32, n: usize) -> f32 {
+pub unsafe fn dot<S: Simd>(s: S, a: impl Into<Floats>, b: impl Into<Floats>, n: usize) -> f32 {
+    let (a, b) = (a.into(), b.into());
     let zero = s.splat(0.0);
     let (mut s0, mut s1, mut s2, mut s3) = (zero, zero, zero, zero);
+    let lanes = S::LANES;
     let mut i = 0;
     // SAFETY: every access is below `n`.
     unsafe {
-        while i + 4 * S::LANES <= n {
-            let (j, k, l) = (i + S::LANES, i + 2 * S::LANES, i + 3 * S::LANES);
-            s0 = s.fma(s.load(a.add(i)), s.load(b.add(i)), s0);
-            s1 = s.fma(s.load(a.add(j)), s.load(b.add(j)), s1);
-            s2 = s.fma(s.load(a.add(k)), s.load(b.add(k)), s2);
-            s3 = s.fma(s.load(a.add(l)), s.load(b.add(l)), s3);
-            i += 4 * S::LANES;
+        while i + 4 * lanes <= n {
+            let (j, k, l) = (i + lanes, i + 2 * lanes, i + 3 * lanes);
+            s0 = s.fma(a.add(i).load(s, lanes), b.add(i).load(s, lanes), s0);
+            s1 = s.fma(a.add(j).load(s, lanes), b.add(j).load(s, lanes), s1);
+            s2 = s.fma(a.add(k).load(s, lanes), b.add(k).load(s, lanes), s2);
+            s3 = s.fma(a.add(l).load(s, lanes), b.add(l).load(s, lanes), s3);
+            i += 4 * lanes;
         }
         let (a, b) = (a.add(i), b.add(i));
         each_vector!(S, n - i, i, len => {
-            s0 = s.fma(load(s, a.add(i), len), load(s, b.add(i), len), s0);
+            s0 = s.fma(a.add(i).load(s, len), b.add(i).load(s, len), s0);
         });
     }
     s.reduce_add(s.add(s.add(s0, s1), s.add(s2, s3)))
+}
+
+/// Copies `n` numbers, converted to how they are stored at `to`.
+///
+/// # Safety
+/// They are readable at `from` and writable at `to`, without overlap.
+#[inline(always)]
+pub unsafe fn convert<S: Simd>(s: S, from: impl Into<Floats>, to: impl Into<Floats>, n: usize) {
+    let (from, to) = (from.into(), to.into());
+    // There is so little to a step that a loop for each way is worth its code.
+    let stored_as = |stored| Floats::new(from.address(), stored);
+    // SAFETY: the caller's contract.
+    unsafe {
+        match from.stored() {
+            Float::F32 => convert_each(s, stored_as(Float::F32), to, n),
+            Float::Bf16 => convert_each(s, stored_as(Float::Bf16), to, n),
+            Float::F16 => convert_each(s, stored_as(Float::F16), to, n),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`convert`].
+#[inline(always)]
+unsafe fn convert_each<S: Simd>(s: S, from: Floats, to: Floats, n: usize) {
+    // SAFETY: every access is below `n`.
+    unsafe {
+        each_vector!(S, n, i, len => {
+            to.add(i).store(s, from.add(i).load(s, len), len);
+        });
+    }
+}
+
+/// [`convert`] for a block of rows, whose strides count numbers.
+///
+/// # Safety
+/// Both are valid for the shape with their strides, without overlap.
+#[inline(always)]
+pub unsafe fn copy_rows<S: Simd>(
+    s: S,
+    (rows, cols): (usize, usize),
+    from: Floats,
+    from_stride: usize,
+    to: Floats,
+    to_stride: usize,
+) {
+    for row in 0..rows {
+        // SAFETY: the caller vouches for each row.
+        unsafe { convert(s, from.add(row * from_stride), to.add(row * to_stride), cols) };
+    }
+}
+
+/// A block of rows as `f32` with its stride: where it is if it is stored so, otherwise a dense copy at `copy`.
+///
+/// # Safety
+/// The block is readable; `copy` is writable for it where it is not stored as `f32`.
+#[inline(always)]
+pub unsafe fn as_f32<S: Simd>(
+    s: S,
+    (rows, cols): (usize, usize),
+    block: Floats,
+    stride: usize,
+    copy: *mut f32,
+) -> (*const f32, usize) {
+    match block.stored() {
+        Float::F32 => (block.address().cast_const().cast(), stride),
+        Float::Bf16 | Float::F16 => {
+            // SAFETY: the caller's contract.
+            unsafe { copy_rows(s, (rows, cols), block, stride, copy.into(), cols) };
+            (copy.cast_const(), cols)
+        }
+    }
 }

@@ -3,17 +3,17 @@
 use super::Simd;
 use std::arch::x86_64::*;
 
-/// Proof that AVX2 and FMA can be executed; eight lanes.
+/// Proof that AVX2, FMA and F16C can be executed; eight lanes.
 #[derive(Clone, Copy, Debug)]
 pub struct Avx2(());
 
-/// Proof that AVX-512F (and with it AVX2 and FMA) can be executed; sixteen lanes.
+/// Proof that AVX-512F (and with it AVX2, FMA and F16C) can be executed; sixteen lanes.
 #[derive(Clone, Copy, Debug)]
 pub struct Avx512(());
 
 impl Avx2 {
     /// # Safety
-    /// The processor has AVX2 and FMA.
+    /// The processor has AVX2, FMA and F16C.
     #[inline(always)]
     pub unsafe fn new_unchecked() -> Self {
         Avx2(())
@@ -93,6 +93,39 @@ impl Simd for Avx2 {
         unsafe { _mm256_maskstore_ps(p, first8(n), v) }
     }
     #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> __m256 {
+        // SAFETY: as in `load`.
+        unsafe {
+            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: __m256) {
+        // SAFETY: as in `load`.
+        unsafe {
+            let bits = _mm256_castps_si256(v);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+            // Rounding could carry a NaN over; it gets the quiet bit instead.
+            let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000));
+            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+            let high = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan));
+            let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(high, high));
+            _mm_storeu_si128(p.cast(), _mm256_castsi256_si128(packed));
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> __m256 {
+        // SAFETY: as in `load`.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: __m256) {
+        // SAFETY: as in `load`.
+        unsafe { _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
+    }
+    #[inline(always)]
     unsafe fn transpose8(self, src: *const f32, ss: usize, dst: *mut f32, ds: usize) {
         // SAFETY: `self` proves the instructions, the caller vouches for the memory.
         unsafe { transpose8(src, ss, dst, ds) }
@@ -142,6 +175,38 @@ impl Simd for Avx512 {
     unsafe fn store_first(self, p: *mut f32, v: __m512, n: usize) {
         // SAFETY: as in `load_first`.
         unsafe { _mm512_mask_storeu_ps(p, first16(n), v) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> __m512 {
+        // SAFETY: as in `load`.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: __m512) {
+        // SAFETY: as in `load`.
+        unsafe {
+            let bits = _mm512_castps_si512(v);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+            // Rounding could carry a NaN over; it gets the quiet bit instead.
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            let rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x40_0000));
+            let high = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded));
+            _mm256_storeu_si256(p.cast(), high);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> __m512 {
+        // SAFETY: as in `load`.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: __m512) {
+        // SAFETY: as in `load`.
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
     }
     #[inline(always)]
     unsafe fn transpose8(self, src: *const f32, ss: usize, dst: *mut f32, ds: usize) {

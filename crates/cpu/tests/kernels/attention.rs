@@ -1,4 +1,5 @@
 use crate::util::*;
+use tightfit_cpu::floats::Float;
 use tightfit_cpu::kernel::*;
 
 struct Case {
@@ -90,14 +91,14 @@ fn run(cx: &Context, case: &Case) -> Vec<Vec<f32>> {
     let shape = case.shape;
     let threads = cx.pool.threads();
     let (mut o, mut lse) = (Buffer::new(case.q.len()), Buffer::new(shape.rows * shape.heads));
-    let mut workspace = Buffer::bytes(attention_workspace(&shape, threads));
+    let mut workspace = Buffer::bytes(attention_workspace(&shape, Float::F32, threads));
     let forward = Attention {
         shape,
-        q: case.q.as_ptr(),
-        k: case.k.as_ptr(),
-        v: case.v.as_ptr(),
+        q: case.q.as_ptr().into(),
+        k: case.k.as_ptr().into(),
+        v: case.v.as_ptr().into(),
         doc_start: case.doc_start.as_ptr(),
-        o: o.ptr(),
+        o: o.ptr().into(),
         lse: lse.ptr(),
         workspace: workspace.ptr().cast(),
     };
@@ -106,19 +107,19 @@ fn run(cx: &Context, case: &Case) -> Vec<Vec<f32>> {
     workspace.assert_last_word_written();
     let mut dq = Buffer::new(case.q.len());
     let (mut dk, mut dv) = (Buffer::new(case.k.len()), Buffer::new(case.k.len()));
-    let mut workspace = Buffer::bytes(attention_backward_workspace(&shape, threads));
+    let mut workspace = Buffer::bytes(attention_backward_workspace(&shape, Float::F32, threads));
     let backward = AttentionBackward {
         shape,
         q: forward.q,
         k: forward.k,
         v: forward.v,
-        o: o.ptr(),
+        o: o.ptr().into(),
         lse: lse.ptr(),
-        d_o: case.d_o.as_ptr(),
+        d_o: case.d_o.as_ptr().into(),
         doc_start: forward.doc_start,
-        dq: dq.ptr(),
-        dk: dk.ptr(),
-        dv: dv.ptr(),
+        dq: dq.ptr().into(),
+        dk: dk.ptr().into(),
+        dv: dv.ptr().into(),
         workspace: workspace.ptr().cast(),
     };
     // SAFETY: buffers of the shapes given.

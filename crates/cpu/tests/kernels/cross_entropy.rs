@@ -1,4 +1,6 @@
 use crate::util::*;
+use tightfit_cpu::floats::{Float, Floats};
+use tightfit_cpu::gemm::View;
 use tightfit_cpu::kernel::*;
 
 const IGNORE: i32 = -100;
@@ -103,6 +105,7 @@ fn rows_agree() {
                     targets: case.targets.as_ptr(),
                     ignore_index: IGNORE,
                     token_count: &case.token_count,
+                    scale: None,
                     losses: losses_only.ptr(),
                     gradient: false,
                 };
@@ -156,13 +159,14 @@ fn tiny_losses_keep_their_digits() {
                     targets: targets.as_ptr(),
                     ignore_index: IGNORE,
                     token_count: &token_count,
+                    scale: None,
                     losses: losses.ptr(),
                     gradient: true,
                 };
                 let whole = SoftmaxCrossEntropy {
                     rows,
                     vocab,
-                    logits: plain.ptr(),
+                    logits: plain.ptr().into(),
                     targets: targets.as_ptr(),
                     ignore_index: IGNORE,
                     token_count: &token_count,
@@ -213,7 +217,7 @@ fn softmax_cross_entropy_agrees() {
                 let forward = SoftmaxCrossEntropy {
                     rows: case.rows,
                     vocab: case.vocab,
-                    logits: logits.ptr(),
+                    logits: logits.ptr().into(),
                     targets: case.targets.as_ptr(),
                     ignore_index: IGNORE,
                     token_count: &case.token_count,
@@ -224,12 +228,13 @@ fn softmax_cross_entropy_agrees() {
                 let backward = SoftmaxCrossEntropyBackward {
                     rows: case.rows,
                     vocab: case.vocab,
-                    logits: logits.ptr(),
+                    logits: logits.ptr().into(),
                     lse: lse.ptr(),
                     targets: case.targets.as_ptr(),
                     ignore_index: IGNORE,
                     token_count: &case.token_count,
-                    dlogits: logits.ptr(),
+                    scale: None,
+                    dlogits: logits.ptr().into(),
                 };
                 // SAFETY: buffers of the shapes given.
                 unsafe {
@@ -311,22 +316,29 @@ fn linear_cross_entropy_agrees() {
                     }
                     let threads = cx.pool.threads();
                     let isa = cx.isa;
-                    let bytes = linear_cross_entropy_workspace(isa, rows, hidden, vocab, chunk, threads);
-                    let mut workspace = Buffer::bytes(bytes + 64);
-                    let aligned = workspace.ptr().align_offset(64);
-                    let args = LinearCrossEntropy {
+                    let shape = LinearCrossEntropyShape {
                         rows,
                         hidden,
                         vocab,
                         chunk,
-                        x: px.ptr(),
-                        w: w.as_ptr(),
+                        x: Float::F32,
+                        w: None,
+                        input_gradient: with_dx,
+                    };
+                    let bytes = linear_cross_entropy_workspace(isa, &shape, threads);
+                    let mut workspace = Buffer::bytes(bytes + 64);
+                    let aligned = workspace.ptr().align_offset(64);
+                    let args = LinearCrossEntropy {
+                        shape,
+                        x: Floats::of_mut(px.ptr()),
+                        w: View::row_major(w.as_ptr(), hidden).into(),
                         targets: case.targets.as_ptr(),
                         ignore_index: IGNORE,
                         token_count: &case.token_count,
+                        scale: None,
                         acc_dw: in_place.then_some(pdw.ptr().cast_const()),
                         loss: loss.ptr(),
-                        dx: with_dx.then_some(if in_place { px.ptr() } else { pdx.ptr() }),
+                        dx: with_dx.then_some(Floats::of_mut(if in_place { px.ptr() } else { pdx.ptr() })),
                         dw: with_dw.then_some(pdw.ptr()),
                         workspace: workspace.ptr().wrapping_add(aligned).cast(),
                     };

@@ -21,27 +21,27 @@ fn add_agrees_and_works_in_place() {
                         cx,
                         &Add {
                             len: n,
-                            a: pa,
-                            b: pb,
-                            c: c.ptr(),
+                            a: pa.into(),
+                            b: pb.into(),
+                            c: c.ptr().into(),
                         },
                     );
                     add(
                         cx,
                         &Add {
                             len: n,
-                            a: over_a.ptr(),
-                            b: pb,
-                            c: over_a.ptr(),
+                            a: over_a.ptr().into(),
+                            b: pb.into(),
+                            c: over_a.ptr().into(),
                         },
                     );
                     add(
                         cx,
                         &Add {
                             len: n,
-                            a: pa,
-                            b: over_b.ptr(),
-                            c: over_b.ptr(),
+                            a: pa.into(),
+                            b: over_b.ptr().into(),
+                            c: over_b.ptr().into(),
                         },
                     );
                 }
@@ -102,11 +102,11 @@ fn swiglu_agrees() {
                     };
                     let backward = SwigluBackward {
                         len: n,
-                        gate: g,
-                        up: u,
-                        dact: d,
-                        dgate,
-                        dup,
+                        gate: g.into(),
+                        up: u.into(),
+                        dact: d.into(),
+                        dgate: dgate.into(),
+                        dup: dup.into(),
                     };
                     // SAFETY: buffers of `n` floats.
                     unsafe {
@@ -114,9 +114,9 @@ fn swiglu_agrees() {
                             cx,
                             &Swiglu {
                                 len: n,
-                                gate: g,
-                                up: u,
-                                act: y.ptr(),
+                                gate: g.into(),
+                                up: u.into(),
+                                act: y.ptr().into(),
                             },
                         );
                         swiglu_backward(cx, &backward);
@@ -188,12 +188,12 @@ fn gelu_agrees() {
                 |cx| {
                     let mut over_x = Buffer::from(&x);
                     let (mut back_x, mut back_dy) = (Buffer::from(&x), Buffer::from(&dy));
-                    let backward = |x, dy, dx| GeluBackward {
+                    let backward = |x: *const f32, dy: *const f32, dx: *mut f32| GeluBackward {
                         len: n,
                         kind,
-                        x,
-                        dy,
-                        dx,
+                        x: x.into(),
+                        dy: dy.into(),
+                        dx: dx.into(),
                     };
                     // SAFETY: buffers of `n` floats.
                     unsafe {
@@ -202,8 +202,8 @@ fn gelu_agrees() {
                             &Gelu {
                                 len: n,
                                 kind,
-                                x: over_x.ptr(),
-                                y: over_x.ptr(),
+                                x: over_x.ptr().into(),
+                                y: over_x.ptr().into(),
                             },
                         );
                         let p = back_x.ptr();
@@ -239,7 +239,7 @@ fn bias_backward_agrees() {
                 let args = |acc, db| BiasBackward {
                     rows,
                     cols,
-                    dy: dy.as_ptr(),
+                    dy: dy.as_ptr().into(),
                     acc,
                     db,
                 };

@@ -30,7 +30,7 @@ fn embedding_and_its_gradient_agree() {
                     hidden,
                     vocab,
                     ids,
-                    dy,
+                    dy: dy.into(),
                     acc,
                     dw,
                 };
@@ -43,8 +43,8 @@ fn embedding_and_its_gradient_agree() {
                             hidden,
                             vocab,
                             ids,
-                            w,
-                            y: y.ptr(),
+                            w: Table::Floats(w.into()),
+                            y: y.ptr().into(),
                         },
                     );
                     embedding_backward(cx, &backward(None, plain.ptr()));
@@ -98,14 +98,14 @@ fn rope_agrees_and_its_inverse_undoes_it() {
                     cs: cs.ptr(),
                 };
                 let (cs_ptr, b) = (cs.ptr(), back.ptr());
-                let rotate = |inverse, x, y| Rope {
+                let rotate = |inverse, x: *const f32, y: *mut f32| Rope {
                     rows,
                     heads,
                     head_dim,
                     inverse,
-                    x,
+                    x: x.into(),
                     cs: cs_ptr,
-                    y,
+                    y: y.into(),
                 };
                 // SAFETY: buffers of the shapes given.
                 unsafe {

@@ -82,9 +82,9 @@ impl Tokens {
                     rows,
                     capacity,
                     width,
-                    new: new[first * width..].as_ptr(),
+                    new: new[first * width..].as_ptr().into(),
                     start: &start,
-                    cache: cache.ptr(),
+                    cache: cache.ptr().into(),
                 };
                 // SAFETY: `rows` new rows and a cache of the shape given.
                 unsafe { kv_append(cx, &append) };
@@ -98,12 +98,13 @@ impl Tokens {
                 head_dim,
                 scale: scale(head_dim),
                 window,
-                q: self.q[at..].as_ptr(),
-                k: k_cache.ptr(),
-                v: v_cache.ptr(),
+                q: self.q[at..].as_ptr().into(),
+                k: k_cache.ptr().into(),
+                v: v_cache.ptr().into(),
                 start: &start,
                 // SAFETY: inside of the output.
-                o: unsafe { o.ptr().add(at) },
+                o: unsafe { o.ptr().add(at).into() },
+                workspace: std::ptr::null_mut(),
             };
             // SAFETY: `rows` queries and outputs, and caches of the shape given.
             unsafe { cached_attention(cx, &attention) };

@@ -136,22 +136,30 @@ fn rms_norm_run(cx: &Context, case: &Case, in_place: bool) -> Vec<Vec<f32>> {
         rows,
         hidden,
         eps: EPS,
-        x: if in_place { y.ptr() } else { case.x.as_ptr() },
-        w: case.w.as_ptr(),
-        y: y.ptr(),
+        x: if in_place {
+            y.ptr().into()
+        } else {
+            case.x.as_ptr().into()
+        },
+        w: case.w.as_ptr().into(),
+        y: y.ptr().into(),
         rstd: rstd.ptr(),
     };
     let backward = RmsNormBackward {
         rows,
         hidden,
-        x: case.x.as_ptr(),
-        w: case.w.as_ptr(),
+        x: case.x.as_ptr().into(),
+        w: case.w.as_ptr().into(),
         rstd: rstd.ptr(),
         // Over `dy` where not over the accumulator.
-        dy: if in_place { case.dy.as_ptr() } else { dx.ptr() },
-        acc_dx: in_place.then_some(dx.ptr().cast_const()),
+        dy: if in_place {
+            case.dy.as_ptr().into()
+        } else {
+            dx.ptr().into()
+        },
+        acc_dx: in_place.then_some(dx.ptr().cast_const().into()),
         acc_dw: in_place.then_some(dw.ptr().cast_const()),
-        dx: Some(dx.ptr()),
+        dx: Some(dx.ptr().into()),
         dw: Some(dw.ptr()),
         workspace: workspace.ptr().cast(),
     };
@@ -222,25 +230,33 @@ fn layer_norm_run(cx: &Context, case: &Case, in_place: bool) -> Vec<Vec<f32>> {
         rows,
         hidden,
         eps: EPS,
-        x: if in_place { y.ptr() } else { case.x.as_ptr() },
-        w: case.w.as_ptr(),
-        b: case.b.as_ptr(),
-        y: y.ptr(),
+        x: if in_place {
+            y.ptr().into()
+        } else {
+            case.x.as_ptr().into()
+        },
+        w: case.w.as_ptr().into(),
+        b: case.b.as_ptr().into(),
+        y: y.ptr().into(),
         mean: mean.ptr(),
         rstd: rstd.ptr(),
     };
     let backward = LayerNormBackward {
         rows,
         hidden,
-        x: case.x.as_ptr(),
-        w: case.w.as_ptr(),
+        x: case.x.as_ptr().into(),
+        w: case.w.as_ptr().into(),
         mean: mean.ptr(),
         rstd: rstd.ptr(),
-        dy: if in_place { case.dy.as_ptr() } else { dx.ptr() },
-        acc_dx: in_place.then_some(dx.ptr().cast_const()),
+        dy: if in_place {
+            case.dy.as_ptr().into()
+        } else {
+            dx.ptr().into()
+        },
+        acc_dx: in_place.then_some(dx.ptr().cast_const().into()),
         acc_dw: in_place.then_some(dw.ptr().cast_const()),
         acc_db: in_place.then_some(db.ptr().cast_const()),
-        dx: Some(dx.ptr()),
+        dx: Some(dx.ptr().into()),
         dw: Some(dw.ptr()),
         db: Some(db.ptr()),
         workspace: workspace.ptr().cast(),

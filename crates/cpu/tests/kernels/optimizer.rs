@@ -1,5 +1,7 @@
 use crate::util::*;
+use tightfit_cpu::floats::Floats;
 use tightfit_cpu::kernel::*;
+use tightfit_ir::op::Rounding;
 
 #[test]
 fn norm_agrees() {
@@ -37,6 +39,7 @@ fn a_global_norm_is_summed_beyond_the_range_of_f32() {
         let args = GlobalNorm {
             count: norms.len(),
             norms: &|index| &norms[index],
+            scale: None,
             norm: &mut result,
         };
         // SAFETY: as many norms as said.
@@ -74,19 +77,29 @@ fn adamw_agrees_over_several_steps() {
                 let mut pw = Buffer::from(&w0);
                 let (mut pm, mut pv) = (Buffer::from(&vec![0.0; n]), Buffer::from(&vec![0.0; n]));
                 for step in 0..5 {
+                    let mut factor = 0.0;
+                    let clip = GradientFactor {
+                        norm: &norms[step],
+                        max_norm,
+                        scale: None,
+                        factor: &mut factor,
+                    };
+                    // SAFETY: single floats.
+                    unsafe { gradient_factor(&clip) };
                     let args = AdamW {
-                        len: n,
-                        w: pw.ptr(),
-                        g: gradients[step].as_ptr(),
+                        update: Update {
+                            len: n,
+                            weight: Floats::of_mut(pw.ptr()),
+                            rounding: Rounding::Nearest,
+                            gradient: gradients[step].as_ptr(),
+                            lr: &lrs[step],
+                            step: &(step as f32 + 1.0),
+                            factor: Some(&factor),
+                            weight_decay,
+                        },
                         m: pm.ptr(),
                         v: pv.ptr(),
-                        lr: &lrs[step],
-                        step: &(step as f32 + 1.0),
-                        clip: max_norm.map(|max| (&raw const norms[step], max)),
-                        beta1,
-                        beta2,
-                        eps,
-                        weight_decay,
+                        adam: Adam { beta1, beta2, eps },
                     };
                     // SAFETY: buffers of `n` floats.
                     unsafe { adamw(cx, &args) };

@@ -1,8 +1,6 @@
 //! Bytes of a tensor to `f32`.
 
 mod float;
-mod k_quants;
-mod legacy;
 
 use crate::{Encoding, FormatError};
 
@@ -30,16 +28,7 @@ pub fn decode(encoding: Encoding, bytes: &[u8], out: &mut [f32]) -> Result<(), F
         Encoding::F32 => blocks(bytes, out, float::f32),
         Encoding::F16 => float::f16(bytes, out),
         Encoding::Bf16 => blocks(bytes, out, float::bf16),
-        Encoding::Q4_0 => blocks(bytes, out, legacy::q4_0),
-        Encoding::Q4_1 => blocks(bytes, out, legacy::q4_1),
-        Encoding::Q5_0 => blocks(bytes, out, legacy::q5_0),
-        Encoding::Q5_1 => blocks(bytes, out, legacy::q5_1),
-        Encoding::Q8_0 => blocks(bytes, out, legacy::q8_0),
-        Encoding::Q2K => blocks(bytes, out, k_quants::q2_k),
-        Encoding::Q3K => blocks(bytes, out, k_quants::q3_k),
-        Encoding::Q4K => blocks(bytes, out, k_quants::q4_k),
-        Encoding::Q5K => blocks(bytes, out, k_quants::q5_k),
-        Encoding::Q6K => blocks(bytes, out, k_quants::q6_k),
+        Encoding::Block(block) => block.decode_blocks(bytes, out),
         Encoding::Opaque(_) | Encoding::Unknown(_) => {}
     }
     Ok(())
@@ -54,9 +43,4 @@ fn blocks<const BYTES: usize, const ELEMENTS: usize>(
     for (block, out) in bytes.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
         decode(block, out);
     }
-}
-
-/// The little-endian binary16 at `at`.
-fn half_at(block: &[u8], at: usize) -> f32 {
-    half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }

@@ -137,3 +137,17 @@ pub fn small_safetensors() -> Vec<u8> {
     let data: Vec<u8> = (0..36).collect();
     safetensors(header, &data)
 }
+
+/// A valid file with a tensor of each quantised kind, and one of floats.
+pub fn small_quantized() -> Vec<u8> {
+    use tightfit_format::{Block, Encoding, safetensors::Layout};
+    let mut layout = Layout::default();
+    for block in [Block::Int8, Block::Int4, Block::Nf4, Block::Q4_0] {
+        layout.push(block.name(), Encoding::Block(block), &[3, 32]).unwrap();
+    }
+    layout.push("norm", Encoding::Bf16, &[5]).unwrap();
+    let layout = layout.finish(&[("format", "pt")]);
+    let mut file = layout.header().to_vec();
+    file.resize(layout.bytes() as usize, 0x35);
+    file
+}

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::check::Check;
 use super::{Alias, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
-use crate::types::{DType, Type};
+use crate::types::Type;
 
 /// `a + b`, both of one type.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,11 +14,9 @@ pub struct Add {}
 impl Rule for Add {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
         let check = Check::arity("add", inputs, 2)?;
-        if inputs[0].dtype != DType::F32 {
-            return check.invalid(format!("operands are {}, expected f32", inputs[0]));
-        }
-        check.exactly(1, "the second operand", &inputs[0])?;
-        Ok(vec![inputs[0].clone()])
+        let a = check.floats(0, "the first operand")?;
+        check.exactly(1, "the second operand", a)?;
+        Ok(vec![a.clone()])
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {

@@ -10,7 +10,8 @@ use super::{Alias, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
 use crate::types::Type;
 
-/// `q: f32[T, heads·D], k, v: f32[T, kv_heads·D], doc_start: i32[T] → o: f32[T, heads·D], lse: f32[T, heads]`.
+/// `q: [T, heads·D], k, v: [T, kv_heads·D], doc_start: i32[T] → o: [T, heads·D], lse: f32[T, heads]`; `q`, `k`, `v` and `o` of one
+/// float dtype.
 ///
 /// Rows are tokens of all sequences of the batch, one after the other. Row `t` attends to rows `doc_start[t]..=t`, no more than
 /// the last `window` of them. `lse` is the natural log of the sum of the row's exponentiated scores.
@@ -38,7 +39,7 @@ impl Attention {
         let rows = q.dim(0);
         check.heads(q, self.heads, self.kv_heads, self.head_dim)?;
         check.positive("window", self.window.unwrap_or(1))?;
-        let kv = Type::f32([rows, self.kv_heads.saturating_mul(self.head_dim)]);
+        let kv = Type::new(q.dtype, [rows, self.kv_heads.saturating_mul(self.head_dim)]);
         check.exactly(1, "k", &kv)?;
         check.exactly(2, "v", &kv)?;
         check.ids(3, "doc_start", rows)?;

@@ -1,7 +1,7 @@
 //! Checks that the type rules share.
 
 use super::OpError;
-use crate::types::{DType, Type};
+use crate::types::{DType, Shape, Type};
 
 /// The checks of one operation, which errors name.
 pub(super) struct Check<'a> {
@@ -27,9 +27,48 @@ impl<'a> Check<'a> {
         Err(OpError::Invalid { op: self.op, message })
     }
 
-    /// Operand `index` as `f32` of that rank.
+    /// Operand `index` as `f32`, `bf16` or `f16` of any shape.
+    pub fn floats(&self, index: usize, what: &str) -> Result<&'a Type, OpError> {
+        let ty = &self.inputs[index];
+        if !ty.dtype.is_float() {
+            return self.invalid(format!("{what} is {ty}, expected floating-point numbers"));
+        }
+        Ok(ty)
+    }
+
+    /// Operand `index` as `f32`, `bf16` or `f16` of that rank.
     pub fn float(&self, index: usize, what: &str, rank: usize) -> Result<&'a Type, OpError> {
-        self.operand(index, what, DType::F32, rank)
+        let ty = &self.inputs[index];
+        if !ty.dtype.is_float() || ty.shape.dims().len() != rank {
+            return self.invalid(format!(
+                "{what} is {ty}, expected floating-point numbers of rank {rank}"
+            ));
+        }
+        Ok(ty)
+    }
+
+    /// Operand `index` as a matrix that is only read: floating-point numbers or a quantised format.
+    pub fn table(&self, index: usize, what: &str) -> Result<&'a Type, OpError> {
+        let ty = &self.inputs[index];
+        match ty.dtype {
+            DType::Block(block) if ty.shape.dims().len() == 2 => {
+                let multiple = block.row_multiple();
+                if !ty.cols().is_multiple_of(multiple) {
+                    return self.invalid(format!("{what} is {ty}, whose columns are no multiple of {multiple}"));
+                }
+                Ok(ty)
+            }
+            _ => self.float(index, what, 2),
+        }
+    }
+
+    /// Operand `index` as floating-point numbers of exactly that shape.
+    pub fn shaped(&self, index: usize, what: &str, shape: impl Into<Shape>) -> Result<&'a Type, OpError> {
+        let (ty, shape) = (&self.inputs[index], shape.into());
+        if !ty.dtype.is_float() || ty.shape != shape {
+            return self.invalid(format!("{what} is {ty}, expected floating-point numbers of {shape}"));
+        }
+        Ok(ty)
     }
 
     /// Operand `index` as `i32[rows]`.
@@ -43,6 +82,14 @@ impl<'a> Check<'a> {
     pub fn exactly(&self, index: usize, what: &str, ty: &Type) -> Result<(), OpError> {
         if &self.inputs[index] != ty {
             return self.invalid(format!("{what} is {}, expected {ty}", self.inputs[index]));
+        }
+        Ok(())
+    }
+
+    /// The dtype of a result, which must be a float.
+    pub fn float_dtype(&self, dtype: DType) -> Result<(), OpError> {
+        if !dtype.is_float() {
+            return self.invalid(format!("makes {}, expected f32, bf16 or f16", dtype.name()));
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use super::{Alias, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
 use crate::types::Type;
 
-/// `logits: f32[T, V], targets: i32[T], token_count: f32[1] → loss: f32[1], lse: f32[T]`.
+/// `logits: [T, V], targets: i32[T], token_count: f32[1] → loss: f32[1], lse: f32[T]`; logits of any float dtype.
 ///
 /// The loss is the sum over rows whose target is not `ignore_index`, divided by `token_count`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,6 +41,7 @@ impl Rule for SoftmaxCrossEntropy {
         g.root(0)?;
         let backward = SoftmaxCrossEntropyBackward {
             ignore_index: self.ignore_index,
+            scaled: false,
         };
         let operands = [g.input(0), g.output(1), g.input(1), g.input(2)];
         let dlogits = g.emit(backward, &operands)?[0];
@@ -64,20 +65,27 @@ impl Rule for SoftmaxCrossEntropy {
     }
 }
 
-/// `logits, lse, targets, token_count → dlogits: f32[T, V]`: `(softmax − one-hot)/token_count`, 0 in ignored rows.
+/// `logits, lse, targets, token_count (, scale: f32[1]) → dlogits`, of the logits' type: `scale·(softmax − one-hot)/token_count`, 0 in
+/// ignored rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SoftmaxCrossEntropyBackward {
     /// As in the forward.
     pub ignore_index: i32,
+    /// Whether the gradient is multiplied by `scale`, the last operand.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scaled: bool,
 }
 
 impl Rule for SoftmaxCrossEntropyBackward {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
-        let check = Check::arity("softmax_cross_entropy_backward", inputs, 4)?;
+        let check = Check::arity("softmax_cross_entropy_backward", inputs, 4 + usize::from(self.scaled))?;
         let logits = check.float(0, "logits", 2)?;
         check.exactly(1, "lse", &Type::f32([logits.dim(0)]))?;
         check.ids(2, "targets", logits.dim(0))?;
         check.exactly(3, "token_count", &Type::f32([1]))?;
+        if self.scaled {
+            check.exactly(4, "scale", &Type::f32([1]))?;
+        }
         Ok(vec![logits.clone()])
     }
 
@@ -98,9 +106,10 @@ impl Rule for SoftmaxCrossEntropyBackward {
     }
 
     fn reference(&self, inputs: &[Tensor]) -> Vec<Tensor> {
-        let [logits, lse, targets, token_count] = inputs else {
+        let [logits, lse, targets, token_count] = &inputs[..4] else {
             unreachable!()
         };
+        let scale = if self.scaled { inputs[4].data[0] } else { 1.0 };
         let mut dlogits = Tensor::zeros(logits.shape.clone());
         for t in (0..logits.rows()).filter(|&t| targets.data[t] != f64::from(self.ignore_index)) {
             for (v, (d, x)) in dlogits.row_mut(t).iter_mut().zip(logits.row(t)).enumerate() {
@@ -109,7 +118,7 @@ impl Rule for SoftmaxCrossEntropyBackward {
                     true => log_probability.exp_m1(),
                     false => log_probability.exp(),
                 };
-                *d = probability_less_hot / token_count.data[0];
+                *d = scale * probability_less_hot / token_count.data[0];
             }
         }
         vec![dlogits]

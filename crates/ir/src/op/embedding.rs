@@ -5,26 +5,46 @@ use serde::{Deserialize, Serialize};
 use super::check::Check;
 use super::{Accumulate, Alias, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
-use crate::types::Type;
+use crate::types::{DType, Type};
 
-/// `ids: i32[T], weight: f32[V, H] → f32[T, H]`: one row of the table per token. Ids lie in `0..V`.
+/// `ids: i32[T], weight: [V, H] → [T, H]`: one row of the table per token. Ids lie in `0..V`. The table is of any float dtype or
+/// quantised.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Embedding {}
+pub struct Embedding {
+    /// The result's.
+    #[serde(default = "f32", skip_serializing_if = "is_f32")]
+    pub dtype: DType,
+}
+
+impl Default for Embedding {
+    /// Rows in `f32`.
+    fn default() -> Self {
+        Self { dtype: f32() }
+    }
+}
+
+fn f32() -> DType {
+    DType::F32
+}
+
+fn is_f32(dtype: &DType) -> bool {
+    *dtype == DType::F32
+}
 
 impl Rule for Embedding {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
         let check = Check::arity("embedding", inputs, 2)?;
         let rows = inputs[0].dim(0);
         check.ids(0, "ids", rows)?;
-        let weight = check.float(1, "weight", 2)?;
-        Ok(vec![Type::f32([rows, weight.dim(1)])])
+        let weight = check.table(1, "weight")?;
+        check.float_dtype(self.dtype)?;
+        Ok(vec![Type::new(self.dtype, [rows, weight.dim(1)])])
     }
 
+    /// Of the table, the rows that are looked up.
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
-        Cost {
-            flops: 0,
-            bytes: inputs[0].bytes().saturating_add(outputs[0].bytes().saturating_mul(2)),
-        }
+        let looked_up = Type::new(inputs[1].dtype, outputs[0].shape.clone());
+        Cost::touching(0, &[inputs[0], &looked_up], outputs)
     }
 
     fn aliases(&self) -> Vec<Alias> {
@@ -58,7 +78,7 @@ impl Rule for Embedding {
     }
 }
 
-/// `ids: i32[T], dy: f32[T, H] → dweight: f32[V, H]`: rows of `dy` summed by token.
+/// `ids: i32[T], dy: [T, H] → dweight: f32[V, H]`: rows of `dy`, of any float dtype, summed by token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EmbeddingBackward {
     /// `V`.
@@ -84,7 +104,8 @@ impl Rule for EmbeddingBackward {
         let touched = if self.accumulate.is_none() {
             outputs[0].bytes()
         } else {
-            inputs[1].bytes().saturating_mul(2)
+            // A row of the result for each row of `dy`, read and written.
+            Type::f32(inputs[1].shape.clone()).bytes().saturating_mul(2)
         };
         Cost {
             flops: inputs[1].shape.elements(),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::check::Check;
 use super::{Alias, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
-use crate::types::{DType, Type};
+use crate::types::Type;
 
 /// Which formula, named as PyTorch's `approximate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,10 +27,7 @@ pub struct Gelu {
 impl Rule for Gelu {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
         let check = Check::arity("gelu", inputs, 1)?;
-        if inputs[0].dtype != DType::F32 {
-            return check.invalid(format!("x is {}, expected f32", inputs[0]));
-        }
-        Ok(vec![inputs[0].clone()])
+        Ok(vec![check.floats(0, "x")?.clone()])
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {
@@ -74,11 +71,9 @@ pub struct GeluBackward {
 impl Rule for GeluBackward {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
         let check = Check::arity("gelu_backward", inputs, 2)?;
-        if inputs[0].dtype != DType::F32 {
-            return check.invalid(format!("x is {}, expected f32", inputs[0]));
-        }
-        check.exactly(1, "dy", &inputs[0])?;
-        Ok(vec![inputs[0].clone()])
+        let x = check.floats(0, "x")?;
+        check.exactly(1, "dy", x)?;
+        Ok(vec![x.clone()])
     }
 
     fn cost(&self, inputs: &[&Type], outputs: &[&Type]) -> Cost {

@@ -3,9 +3,9 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use super::{Op, OpError, Rule};
+use super::{Cast, Op, OpError, Rule};
 use crate::graph::{Binding, Graph, Node, NodeId, Source, Value, ValueId};
-use crate::types::{Phase, Role, Shape};
+use crate::types::{DType, Phase, Role, Shape};
 
 /// The gradient of a node's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,11 +46,12 @@ impl<'a> Gradient<'a> {
         }
     }
 
-    /// What the rule gave: operand index and gradient, in the order given.
+    /// What the rule gave: operand index and gradient, in the order given, each as it is stored: gradients of persistent values in
+    /// `f32`, all others in their operand's dtype. Where an operation computes another one, a cast follows.
     ///
     /// # Errors
     /// A result has a gradient that the rule does not know of, e.g. where a model uses a norm's `rstd`.
-    pub fn finish(self) -> Result<Vec<(usize, ValueId)>, OpError> {
+    pub fn finish(mut self) -> Result<Vec<(usize, ValueId)>, OpError> {
         let ignored =
             |(result, consulted): (&OutputGradient, &Cell<bool>)| *result != OutputGradient::None && !consulted.get();
         match self.results.iter().zip(&self.consulted).position(ignored) {
@@ -58,8 +59,33 @@ impl<'a> Gradient<'a> {
                 op: self.node.op.name(),
                 message: format!("has no gradient for its result {result}"),
             }),
-            None => Ok(self.given),
+            None => {
+                let given = std::mem::take(&mut self.given).into_iter();
+                given
+                    .map(|(index, gradient)| Ok((index, self.as_stored(index, gradient)?)))
+                    .collect()
+            }
         }
+    }
+
+    /// The gradient of operand `index` in the dtype that it is stored in.
+    fn as_stored(&mut self, index: usize, gradient: ValueId) -> Result<ValueId, OpError> {
+        let dtype = match self.is_persistent(index) {
+            true => DType::F32,
+            false => self.graph.ty(self.input(index)).dtype,
+        };
+        if self.graph.ty(gradient).dtype == dtype {
+            return Ok(gradient);
+        }
+        let role = self.graph.value(gradient).role;
+        let cast = self.emit(Cast { dtype }, &[gradient])?[0];
+        self.graph.values[cast.index()].role = role;
+        Ok(cast)
+    }
+
+    /// Whether operand `index` is kept from step to step: a weight.
+    fn is_persistent(&self, index: usize) -> bool {
+        matches!(self.graph.binding(self.input(index)), Some(Binding::Persistent { .. }))
     }
 
     /// An operand.
@@ -80,6 +106,11 @@ impl<'a> Gradient<'a> {
     /// An operand's shape.
     pub fn shape(&self, index: usize) -> Shape {
         self.graph.ty(self.input(index)).shape.clone()
+    }
+
+    /// How an operand's elements are stored.
+    pub fn dtype(&self, index: usize) -> DType {
+        self.graph.ty(self.input(index)).dtype
     }
 
     /// Whether an operand needs a gradient. Operands that are not there need none.
@@ -165,7 +196,7 @@ impl<'a> Gradient<'a> {
         if !self.wants(index) {
             return;
         }
-        if let Some(Binding::Persistent { .. }) = self.graph.binding(self.input(index)) {
+        if self.is_persistent(index) {
             self.graph.values[gradient.index()].role = Role::Gradient;
         }
         self.given.push((index, gradient));

@@ -10,7 +10,8 @@ use super::{Alias, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
 use crate::types::Type;
 
-/// `cache: f32[C, W], rows: f32[T, W], start: i32[1] → cache: f32[C, W]`: row `t` replaces row `start + t` of the cache.
+/// `cache: [C, W], rows: [T, W], start: i32[1] → cache: [C, W]`: row `t` replaces row `start + t` of the cache. All of one float
+/// dtype.
 ///
 /// Rows that would lie outside of the cache are dropped. That keeps memory safe and no more: whoever feeds `start` checks that they
 /// fit. In place over the cache only the new rows are written; elsewhere the cache is copied first.
@@ -22,7 +23,7 @@ impl Rule for KvAppend {
         let check = Check::arity("kv_append", inputs, 3)?;
         let cache = check.float(0, "cache", 2)?;
         let rows = check.float(1, "rows", 2)?;
-        check.same("rows' columns", rows.dim(1), "cache's columns", cache.dim(1))?;
+        check.exactly(1, "rows", &Type::new(cache.dtype, [rows.dim(0), cache.dim(1)]))?;
         check.ids(2, "start", 1)?;
         if rows.dim(0) > cache.dim(0) {
             return check.invalid(format!("{} rows do not fit the cache's {}", rows.dim(0), cache.dim(0)));
@@ -64,8 +65,8 @@ impl Rule for KvAppend {
     }
 }
 
-/// `q: f32[T, heads·D], k_cache, v_cache: f32[C, kv_heads·D], start: i32[1] → o: f32[T, heads·D]`: causal grouped-query attention
-/// of new rows to all rows so far, their own included, which [`KvAppend`] has put there.
+/// `q: [T, heads·D], k_cache, v_cache: [C, kv_heads·D], start: i32[1] → o: [T, heads·D]`: causal grouped-query attention of new rows
+/// to all rows so far, their own included, which [`KvAppend`] has put there. All of one float dtype.
 ///
 /// Row `t` stands at `start + t` of the cache and attends to the rows up to there, no more than the last `window` of them. A row that
 /// would stand outside of the cache counts as standing at its nearer end.
@@ -101,7 +102,7 @@ impl Rule for CachedAttention {
         check.positive("window", self.window.unwrap_or(1))?;
         let capacity = check.float(1, "k_cache", 2)?.dim(0);
         check.positive("k_cache's rows", capacity)?;
-        let cache = Type::f32([capacity, self.kv_heads.saturating_mul(self.head_dim)]);
+        let cache = Type::new(q.dtype, [capacity, self.kv_heads.saturating_mul(self.head_dim)]);
         check.exactly(1, "k_cache", &cache)?;
         check.exactly(2, "v_cache", &cache)?;
         check.ids(3, "start", 1)?;

@@ -7,7 +7,8 @@ use super::{Accumulate, Alias, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
 use crate::types::Type;
 
-/// `x: f32[T, H], weight: f32[H], bias: f32[H] → y: f32[T, H], mean: f32[T], rstd: f32[T]`.
+/// `x: [T, H], weight: [H], bias: [H] → y: [T, H], mean: f32[T], rstd: f32[T]`; `y` of `x`'s dtype, weight and bias of any float
+/// dtype.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerNorm {
     /// Added to the variance.
@@ -18,8 +19,8 @@ impl Rule for LayerNorm {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
         let check = Check::arity("layer_norm", inputs, 3)?;
         let x = check.float(0, "x", 2)?;
-        check.exactly(1, "weight", &Type::f32([x.dim(1)]))?;
-        check.exactly(2, "bias", &Type::f32([x.dim(1)]))?;
+        check.shaped(1, "weight", [x.dim(1)])?;
+        check.shaped(2, "bias", [x.dim(1)])?;
         let rows = Type::f32([x.dim(0)]);
         Ok(vec![x.clone(), rows.clone(), rows])
     }
@@ -73,7 +74,7 @@ impl Rule for LayerNorm {
     }
 }
 
-/// `x, weight, mean, rstd, dy (, addends) → (dx) (, dweight) (, dbias)`, those asked for.
+/// `x, weight, mean, rstd, dy (, addends) → (dx) (, dweight: f32[H]) (, dbias: f32[H])`, those asked for.
 ///
 /// With `x̂ = (x − mean)·rstd` and `g = dy·weight`: `dx = rstd·(g − mean(g) − x̂·mean(g·x̂))`, `dweight = Σ dy·x̂`, `dbias = Σ dy`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -94,8 +95,8 @@ impl Rule for LayerNormBackward {
         let check = Check::arity("layer_norm_backward", inputs, 5 + self.accumulate.count())?;
         let x = check.float(0, "x", 2)?;
         let rows = Type::f32([x.dim(0)]);
+        check.shaped(1, "weight", [x.dim(1)])?;
         let weight = Type::f32([x.dim(1)]);
-        check.exactly(1, "weight", &weight)?;
         check.exactly(2, "mean", &rows)?;
         check.exactly(3, "rstd", &rows)?;
         check.exactly(4, "dy", x)?;

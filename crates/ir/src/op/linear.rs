@@ -1,16 +1,18 @@
 //! Linear layers: `y = x·Wᵀ (+ bias) (+ addend)` and the three products of its gradient.
+//!
+//! Activations are of one float dtype `T`, weights of any or of a quantised format, gradients of weights `f32`.
 
 use serde::{Deserialize, Serialize};
 
 use super::check::Check;
 use super::{Accumulate, Alias, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
-use crate::types::Type;
+use crate::types::{DType, Type};
 
-/// `x: f32[T, K], weight: f32[N, K] (, bias: f32[N]) (, addend: f32[T, N]) → f32[T, N]`.
+/// `x: T[T, K], weight: [N, K] (, bias: [N]) (, addend: T[T, N]) → T[T, N]`.
 ///
 /// With an addend it is a linear layer and the residual connection after it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Linear {
     /// Whether there is a bias.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -31,11 +33,11 @@ impl Rule for Linear {
         let own = self.own_operands();
         let check = Check::arity("linear", inputs, own + self.accumulate.count())?;
         let x = check.float(0, "x", 2)?;
-        let weight = check.float(1, "weight", 2)?;
+        let weight = check.table(1, "weight")?;
         check.same("weight's columns", weight.dim(1), "x's columns", x.dim(1))?;
-        let y = Type::f32([x.dim(0), weight.dim(0)]);
+        let y = Type::new(x.dtype, [x.dim(0), weight.dim(0)]);
         if self.bias {
-            check.exactly(2, "bias", &Type::f32([weight.dim(0)]))?;
+            check.shaped(2, "bias", [weight.dim(0)])?;
         }
         if let Some(addend) = self.accumulate.operand(own, 0) {
             check.exactly(addend, "the addend", &y)?;
@@ -67,6 +69,12 @@ impl Rule for Linear {
             g.give(0, dx);
         }
         if g.wants(1) {
+            if let DType::Block(block) = g.dtype(1) {
+                return Err(OpError::Invalid {
+                    op: "linear",
+                    message: format!("has no gradient of its weight, which is quantised ({block})"),
+                });
+            }
             let dw = g.emit(LinearBackwardWeight::default(), &[g.input(0), dy])?[0];
             g.give(1, dw);
         }
@@ -93,7 +101,7 @@ impl Rule for Linear {
     }
 }
 
-/// `dy: f32[T, N], weight: f32[N, K] (, addend: f32[T, K]) → dx: f32[T, K]`, `dy·W`.
+/// `dy: T[T, N], weight: [N, K] (, addend: T[T, K]) → dx: T[T, K]`, `dy·W`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinearBackwardInput {
     /// Result 0 may accumulate.
@@ -105,9 +113,9 @@ impl Rule for LinearBackwardInput {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
         let check = Check::arity("linear_backward_input", inputs, 2 + self.accumulate.count())?;
         let dy = check.float(0, "dy", 2)?;
-        let weight = check.float(1, "weight", 2)?;
+        let weight = check.table(1, "weight")?;
         check.same("weight's rows", weight.dim(0), "dy's columns", dy.dim(1))?;
-        let dx = Type::f32([dy.dim(0), weight.dim(1)]);
+        let dx = Type::new(dy.dtype, [dy.dim(0), weight.dim(1)]);
         if let Some(addend) = self.accumulate.operand(2, 0) {
             check.exactly(addend, "the addend", &dx)?;
         }
@@ -143,7 +151,7 @@ impl Rule for LinearBackwardInput {
     }
 }
 
-/// `x: f32[T, K], dy: f32[T, N] (, addend: f32[N, K]) → dweight: f32[N, K]`, `dyᵀ·x`.
+/// `x: T[T, K], dy: T[T, N] (, addend: f32[N, K]) → dweight: f32[N, K]`, `dyᵀ·x`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinearBackwardWeight {
     /// Result 0 may accumulate.
@@ -193,7 +201,7 @@ impl Rule for LinearBackwardWeight {
     }
 }
 
-/// `dy: f32[T, N] (, addend: f32[N]) → dbias: f32[N]`: column sums.
+/// `dy: T[T, N] (, addend: f32[N]) → dbias: f32[N]`: column sums.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BiasBackward {
     /// Result 0 may accumulate.

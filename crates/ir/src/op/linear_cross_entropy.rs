@@ -10,11 +10,12 @@ use super::cross_entropy::{SoftmaxCrossEntropy, SoftmaxCrossEntropyBackward};
 use super::linear::{Linear, LinearBackwardInput, LinearBackwardWeight};
 use super::{Accumulate, Alias, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
-use crate::types::Type;
+use crate::types::{DType, Type};
 
-/// `x: f32[T, H], weight: f32[V, H], targets: i32[T], token_count: f32[1] (, addends) → loss: f32[1] (, dx) (, dweight)`.
+/// `x: T[T, H], weight: [V, H], targets: i32[T], token_count: f32[1] (, scale: f32[1]) (, addends) → loss: f32[1] (, dx) (, dweight)`.
 ///
-/// The loss is that of [`SoftmaxCrossEntropy`] on `x·Wᵀ`.
+/// The loss is that of [`SoftmaxCrossEntropy`] on `x·Wᵀ` in `f32`; the gradients are those of `scale` times the loss. `dx` has the type
+/// of `x`; `dweight` is `f32`, and there is none of a quantised weight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinearCrossEntropy {
     /// Rows whose logits exist at one time. Changes rounding only.
@@ -27,6 +28,9 @@ pub struct LinearCrossEntropy {
     /// Whether `dweight` is made.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub weight_gradient: bool,
+    /// Whether the gradients are multiplied by `scale`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scaled: bool,
     /// The last result, `dweight`, may accumulate.
     #[serde(default, skip_serializing_if = "Accumulate::is_none")]
     pub accumulate: Accumulate,
@@ -40,8 +44,14 @@ impl LinearCrossEntropy {
             ignore_index,
             input_gradient: false,
             weight_gradient: false,
+            scaled: false,
             accumulate: Accumulate::NONE,
         }
+    }
+
+    /// Operands of its own, before addends.
+    pub fn own(&self) -> usize {
+        4 + usize::from(self.scaled)
     }
 
     /// Which result `dweight` is.
@@ -52,24 +62,31 @@ impl LinearCrossEntropy {
 
 impl Rule for LinearCrossEntropy {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
-        let check = Check::arity("linear_cross_entropy", inputs, 4 + self.accumulate.count())?;
+        let check = Check::arity("linear_cross_entropy", inputs, self.own() + self.accumulate.count())?;
         let x = check.float(0, "x", 2)?;
-        let weight = check.float(1, "weight", 2)?;
+        let weight = check.table(1, "weight")?;
         check.same("weight's columns", weight.dim(1), "x's columns", x.dim(1))?;
         check.ids(2, "targets", x.dim(0))?;
         check.exactly(3, "token_count", &Type::f32([1]))?;
+        if self.scaled {
+            check.exactly(4, "scale", &Type::f32([1]))?;
+        }
         check.positive("chunk", self.chunk)?;
         let mut results = vec![Type::f32([1])];
         results.extend(self.input_gradient.then(|| x.clone()));
-        results.extend(self.weight_gradient.then(|| weight.clone()));
+        let dweight = Type::new(DType::F32, weight.shape.clone());
+        if let (true, DType::Block(block)) = (self.weight_gradient, weight.dtype) {
+            return check.invalid(format!("there is no gradient of a quantised weight ({block})"));
+        }
+        results.extend(self.weight_gradient.then(|| dweight.clone()));
         for output in 0..8 {
-            let Some(addend) = self.accumulate.operand(4, output) else {
+            let Some(addend) = self.accumulate.operand(self.own(), output) else {
                 continue;
             };
             if Some(output) != self.weight_result() {
                 return check.invalid(format!("result {output} cannot accumulate"));
             }
-            check.exactly(addend, "the addend", weight)?;
+            check.exactly(addend, "the addend", &dweight)?;
         }
         Ok(results)
     }
@@ -85,12 +102,12 @@ impl Rule for LinearCrossEntropy {
     }
 
     fn aliases(&self) -> Vec<Alias> {
-        self.accumulate.aliases(4).collect()
+        self.accumulate.aliases(self.own()).collect()
     }
 
     fn accumulating(&self, output: usize) -> Option<(Op, usize)> {
         (Some(output) == self.weight_result()).then(|| {
-            let (accumulate, addend) = self.accumulate.with(4, output);
+            let (accumulate, addend) = self.accumulate.with(self.own(), output);
             let op = Self {
                 accumulate,
                 ..self.clone()
@@ -131,16 +148,19 @@ impl Rule for LinearCrossEntropy {
         let forward = SoftmaxCrossEntropy { ignore_index };
         let mut made = forward.reference(&[logits.clone(), targets.clone(), token_count.clone()]);
         let lse = made.remove(1);
-        let backward = SoftmaxCrossEntropyBackward { ignore_index };
-        let dlogits = backward
-            .reference(&[logits, lse, targets.clone(), token_count.clone()])
-            .remove(0);
+        let backward = SoftmaxCrossEntropyBackward {
+            ignore_index,
+            scaled: self.scaled,
+        };
+        let mut operands = vec![logits, lse, targets.clone(), token_count.clone()];
+        operands.extend(self.scaled.then(|| inputs[4].clone()));
+        let dlogits = backward.reference(&operands).remove(0);
         if self.input_gradient {
             made.extend(LinearBackwardInput::default().reference(&[dlogits.clone(), weight.clone()]));
         }
         if self.weight_gradient {
             made.extend(LinearBackwardWeight::default().reference(&[x.clone(), dlogits]));
         }
-        self.accumulate.add_to(4, inputs, made)
+        self.accumulate.add_to(self.own(), inputs, made)
     }
 }

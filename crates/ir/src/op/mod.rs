@@ -5,8 +5,10 @@
 
 mod add;
 mod attention;
+mod cast;
 mod check;
 mod cross_entropy;
+mod dropout;
 mod embedding;
 mod gelu;
 mod gradient;
@@ -14,12 +16,14 @@ mod kv_cache;
 mod layer_norm;
 mod linear;
 mod linear_cross_entropy;
+mod loss_scale;
 mod optimizer;
 mod reshape;
 mod rms_norm;
 mod rope;
 mod rope_scaling;
 mod rows;
+mod scale;
 mod swiglu;
 mod transfer;
 mod zero;
@@ -31,7 +35,9 @@ use crate::types::Type;
 
 pub use add::Add;
 pub use attention::{Attention, AttentionBackward};
+pub use cast::Cast;
 pub use cross_entropy::{SoftmaxCrossEntropy, SoftmaxCrossEntropyBackward};
+pub use dropout::{Draws, Dropout, token_number, token_words};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use gelu::{Approximate, Gelu, GeluBackward};
 pub use gradient::{Gradient, OutputGradient};
@@ -39,12 +45,17 @@ pub use kv_cache::{CachedAttention, KvAppend};
 pub use layer_norm::{LayerNorm, LayerNormBackward};
 pub use linear::{BiasBackward, Linear, LinearBackwardInput, LinearBackwardWeight};
 pub use linear_cross_entropy::LinearCrossEntropy;
-pub use optimizer::{AdamW, GlobalNorm, Norm};
+pub use loss_scale::{AppliedStep, UpdateLossScale};
+pub use optimizer::{
+    Adafactor, AdamW, AdamW8bit, Apollo, GlobalNorm, GradientFactor, Lion, Norm, Rounding, STATE_BLOCK, Sgd,
+    is_negative,
+};
 pub use reshape::Reshape;
 pub use rms_norm::{RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeTable};
 pub use rope_scaling::RopeScaling;
 pub use rows::{PadRows, SliceRows};
+pub use scale::Scale;
 pub use swiglu::{SwiGlu, SwiGluBackward};
 pub use transfer::{Fetch, Settle, Store};
 pub use zero::Zero;
@@ -248,8 +259,10 @@ ops! {
     Attention = "attention",
     AttentionBackward = "attention_backward",
     CachedAttention = "cached_attention",
+    Cast = "cast",
     SoftmaxCrossEntropy = "softmax_cross_entropy",
     SoftmaxCrossEntropyBackward = "softmax_cross_entropy_backward",
+    Dropout = "dropout",
     Embedding = "embedding",
     EmbeddingBackward = "embedding_backward",
     Fetch = "fetch",
@@ -263,8 +276,14 @@ ops! {
     LinearBackwardWeight = "linear_backward_weight",
     BiasBackward = "bias_backward",
     LinearCrossEntropy = "linear_cross_entropy",
+    Adafactor = "adafactor",
     AdamW = "adamw",
+    AdamW8bit = "adamw_8bit",
+    Apollo = "apollo",
+    AppliedStep = "applied_step",
     GlobalNorm = "global_norm",
+    GradientFactor = "gradient_factor",
+    Lion = "lion",
     Norm = "norm",
     PadRows = "pad_rows",
     Reshape = "reshape",
@@ -272,11 +291,14 @@ ops! {
     RmsNormBackward = "rms_norm_backward",
     Rope = "rope",
     RopeTable = "rope_table",
+    Scale = "scale",
     Settle = "settle",
+    Sgd = "sgd",
     Store = "store",
     SliceRows = "slice_rows",
     SwiGlu = "swiglu",
     SwiGluBackward = "swiglu_backward",
+    UpdateLossScale = "update_loss_scale",
     Zero = "zero",
 }
 

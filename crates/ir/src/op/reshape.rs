@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::check::Check;
 use super::{Alias, AliasKind, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
-use crate::types::{Shape, Type};
+use crate::types::{DType, Shape, Type};
 
 /// The operand, seen with another shape of as many elements. Costs nothing: the result is the operand's memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,6 +17,12 @@ pub struct Reshape {
 impl Rule for Reshape {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
         let check = Check::arity("reshape", inputs, 1)?;
+        if matches!(inputs[0].dtype, DType::Block(_)) {
+            return check.invalid(format!(
+                "the operand is {}, whose bytes follow from its shape",
+                inputs[0]
+            ));
+        }
         check.same(
             "the new shape's elements",
             self.shape.elements(),

@@ -7,7 +7,8 @@ use super::{Accumulate, Alias, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
 use crate::types::Type;
 
-/// `x: f32[T, H], weight: f32[H] → y: f32[T, H], rstd: f32[T]`: `y = x·rstd·weight`, `rstd = 1/√(mean(x²) + eps)`.
+/// `x: [T, H], weight: [H] → y: [T, H], rstd: f32[T]`: `y = x·rstd·weight`, `rstd = 1/√(mean(x²) + eps)`. `y` has `x`'s dtype, the
+/// weight any float dtype.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RmsNorm {
     /// `rms_norm_eps`.
@@ -18,7 +19,7 @@ impl Rule for RmsNorm {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
         let check = Check::arity("rms_norm", inputs, 2)?;
         let x = check.float(0, "x", 2)?;
-        check.exactly(1, "weight", &Type::f32([x.dim(1)]))?;
+        check.shaped(1, "weight", [x.dim(1)])?;
         Ok(vec![x.clone(), Type::f32([x.dim(0)])])
     }
 
@@ -67,7 +68,7 @@ impl Rule for RmsNorm {
     }
 }
 
-/// `x, weight, rstd, dy (, addends) → (dx: f32[T, H]) (, dweight: f32[H])`, those asked for.
+/// `x, weight, rstd, dy (, addends) → (dx: [T, H]) (, dweight: f32[H])`, those asked for.
 ///
 /// With `x̂ = x·rstd` and `g = dy·weight`: `dx = rstd·(g − x̂·mean(g·x̂))`, `dweight = Σ dy·x̂`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -85,8 +86,8 @@ impl Rule for RmsNormBackward {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, OpError> {
         let check = Check::arity("rms_norm_backward", inputs, 4 + self.accumulate.count())?;
         let x = check.float(0, "x", 2)?;
+        check.shaped(1, "weight", [x.dim(1)])?;
         let weight = Type::f32([x.dim(1)]);
-        check.exactly(1, "weight", &weight)?;
         check.exactly(2, "rstd", &Type::f32([x.dim(0)]))?;
         check.exactly(3, "dy", x)?;
         if !(self.input || self.weight) {

@@ -93,8 +93,8 @@ fn even_head_dim(check: &Check<'_>, head_dim: u64) -> Result<(), OpError> {
     Ok(())
 }
 
-/// `x: f32[T, heads·head_dim], table: f32[T, head_dim] → f32[T, heads·head_dim]`: each head's halves `(a, b)` become
-/// `(a·cos − b·sin, b·cos + a·sin)`.
+/// `x: [T, heads·head_dim], table: f32[T, head_dim] → [T, heads·head_dim]`: each head's halves `(a, b)` become
+/// `(a·cos − b·sin, b·cos + a·sin)`. `x` is of any float dtype, the result of the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rope {
     /// Rotate backwards: the gradient of the rotation.
@@ -107,7 +107,7 @@ impl Rule for Rope {
         let check = Check::arity("rope", inputs, 2)?;
         let x = check.float(0, "x", 2)?;
         let table = check.float(1, "table", 2)?;
-        check.same("table's rows", table.dim(0), "x's rows", x.dim(0))?;
+        check.exactly(1, "table", &Type::f32([x.dim(0), table.dim(1)]))?;
         even_head_dim(&check, table.dim(1))?;
         if !x.dim(1).is_multiple_of(table.dim(1)) {
             return check.invalid(format!(

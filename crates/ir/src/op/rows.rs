@@ -7,7 +7,7 @@ use super::{Accumulate, Alias, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
 use crate::types::Type;
 
-/// `x: f32[T, N] → f32[rows, N]`: the rows from `start` on. A copy.
+/// `x: [T, N] → [rows, N]`, of one float dtype: the rows from `start` on. A copy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SliceRows {
     /// The first row taken.
@@ -21,7 +21,7 @@ impl Rule for SliceRows {
         let check = Check::arity("slice_rows", inputs, 1)?;
         let x = check.float(0, "x", 2)?;
         check_range(&check, self.start, self.rows, x.dim(0))?;
-        Ok(vec![Type::f32([self.rows, x.dim(1)])])
+        Ok(vec![Type::new(x.dtype, [self.rows, x.dim(1)])])
     }
 
     fn cost(&self, _inputs: &[&Type], outputs: &[&Type]) -> Cost {
@@ -61,8 +61,8 @@ impl Rule for SliceRows {
     }
 }
 
-/// `x: f32[R, N] (, addend: f32[total, N]) → f32[total, N]`: row `start + t` is row `t` of `x`, plus that row of the addend if there
-/// is one. All other rows are the addend's, or zero.
+/// `x: [R, N] (, addend: [total, N]) → [total, N]`, all of one float dtype: row `start + t` is row `t` of `x`, plus that row of the
+/// addend if there is one. All other rows are the addend's, or zero.
 ///
 /// In place over the addend only the `R` rows are touched; elsewhere the addend is copied first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -81,7 +81,7 @@ impl Rule for PadRows {
         let check = Check::arity("pad_rows", inputs, 1 + self.accumulate.count())?;
         let x = check.float(0, "x", 2)?;
         check_range(&check, self.start, x.dim(0), self.total)?;
-        let y = Type::f32([self.total, x.dim(1)]);
+        let y = Type::new(x.dtype, [self.total, x.dim(1)]);
         if let Some(addend) = self.accumulate.operand(1, 0) {
             check.exactly(addend, "the addend", &y)?;
         }

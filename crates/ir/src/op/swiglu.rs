@@ -7,7 +7,7 @@ use super::{Alias, Cost, Gradient, Op, OpError, Rule};
 use crate::tensor::Tensor;
 use crate::types::Type;
 
-/// `gate: f32[T, I], up: f32[T, I] → f32[T, I]`.
+/// `gate: [T, I], up: [T, I] → [T, I]`, all of one float dtype.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SwiGlu {}
 
@@ -48,7 +48,7 @@ impl Rule for SwiGlu {
     }
 }
 
-/// `gate, up, dy → dgate, dup`, all `f32[T, I]`.
+/// `gate, up, dy → dgate, dup`, all of one type.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SwiGluBackward {}
 

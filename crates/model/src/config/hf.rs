@@ -9,9 +9,6 @@ use crate::family::Family;
 
 /// Fields that say how a model was saved, run or classified with: nothing about what it computes.
 const HARMLESS: &[&str] = &[
-    "_attn_implementation_autoset",
-    "_commit_hash",
-    "_name_or_path",
     "attn_implementation",
     "dtype",
     "id2label",
@@ -65,9 +62,6 @@ impl DecoderConfig {
         // Training here has no dropout.
         fields.only("attention_dropout", 0.0)?;
         fields.only("chunk_size_feed_forward", 0_u64)?;
-        fields.ignore(HARMLESS);
-        fields.ignore(GENERATION);
-
         fields.read("vocab_size", &mut config.vocab_size)?;
         fields.read("hidden_size", &mut config.hidden_size)?;
         fields.read("intermediate_size", &mut config.intermediate_size)?;
@@ -86,6 +80,8 @@ impl DecoderConfig {
         if let Some(ids) = fields.take_nullable("eos_token_id")? {
             config.eos_token_id = ids.unwrap_or_default();
         }
+        fields.ignore(HARMLESS);
+        fields.ignore(GENERATION);
         rope::read(&mut fields, &mut config)?;
         (family.read)(&mut fields, &mut config)?;
         fields.finish(family.model_type)?;

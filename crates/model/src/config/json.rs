@@ -249,11 +249,12 @@ impl Fields {
         }
     }
 
-    /// Drops fields that change nothing.
+    /// Drops fields that change nothing: these, those whose name begins with `_`, which are notes of whoever saved the file, and the
+    /// ids of special tokens, which are the tokenizer's.
     pub fn ignore(&mut self, names: &[&str]) {
-        for name in names {
-            self.fields.remove(*name);
-        }
+        let token = |name: &str| name.ends_with("_token_id");
+        self.fields
+            .retain(|name, _| !(name.starts_with('_') || token(name) || names.contains(&name.as_str())));
     }
 
     /// Checks that everything was understood. A field set to null says nothing.

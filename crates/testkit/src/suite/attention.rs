@@ -26,8 +26,8 @@ fn variants(cases: &mut Cases) -> Vec<(&'static str, Attention, Vec<Operand>)> {
                 "one document" | "window of one row" => integer(vec![0.0; rows as usize]),
                 _ => integer(doc_starts(cases, longest)),
             };
-            let query = cases.normal([rows, heads * head_dim], 1.0);
-            let [key, value] = [(); 2].map(|()| cases.normal([rows, kv_heads * head_dim], 1.0));
+            let query = cases.activation([rows, heads * head_dim], 1.0);
+            let [key, value] = [(); 2].map(|()| cases.activation([rows, kv_heads * head_dim], 1.0));
             let op = Attention {
                 heads,
                 kv_heads,
@@ -66,7 +66,7 @@ pub(super) fn attention_backward(cases: &mut Cases) {
     for (name, op, mut operands) in variants(cases) {
         let saved = forward(op.clone(), &operands);
         operands.extend(saved);
-        operands.push(cases.normal([cases.dims.rows, op.heads * op.head_dim], 1.0));
+        operands.push(cases.activation([cases.dims.rows, op.heads * op.head_dim], 1.0));
         cases.add(name, AttentionBackward(op), operands);
     }
 }
@@ -82,7 +82,7 @@ pub(super) fn rope(cases: &mut Cases) {
         };
         let table = forward(table, &[positions]).swap_remove(0);
         for inverse in [false, true] {
-            let x = cases.normal([cases.dims.rows, heads * head_dim], 1.0);
+            let x = cases.activation([cases.dims.rows, heads * head_dim], 1.0);
             cases.add("table of random positions", Rope { inverse }, vec![x, table.clone()]);
         }
     }

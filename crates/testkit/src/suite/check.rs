@@ -1,6 +1,6 @@
 //! Runs a case on a backend, compares with the reference, and tries every permitted placement in memory.
 
-use tightfit_ir::op::{Alias, AliasKind, Rule};
+use tightfit_ir::op::{AdamW8bit, Alias, AliasKind, Rounding, Rule};
 use tightfit_ir::{DType, Op, Tensor};
 
 use super::Case;
@@ -8,7 +8,7 @@ use crate::rng::Rng;
 
 /// Whatever runs operations.
 pub trait Backend {
-    /// Runs the case's operation once and returns its results, each row-major.
+    /// Runs the case's operation once and returns its results, each row-major; every dtype as the `f32` of the same number.
     ///
     /// Each alias says that the result's buffer must be the operand's buffer; all other buffers are apart from each other. Buffers
     /// of results that alias nothing must hold garbage before the run, so that results nobody wrote are found.
@@ -16,6 +16,11 @@ pub trait Backend {
     /// # Errors
     /// The backend cannot run it, in words.
     fn run(&mut self, case: &Case, aliases: &[Alias]) -> Result<Vec<Vec<f32>>, String>;
+
+    /// The operands as the backend computes with them: hardware that multiplies nothing but bfloat16 rounds to it what is not.
+    fn operands(&self, case: &Case) -> Vec<Tensor> {
+        case.inputs.clone()
+    }
 }
 
 /// Checks a case: results against the reference, then every permitted in-place placement against those, bit for bit.
@@ -29,7 +34,8 @@ pub fn check(backend: &mut dyn Backend, case: &Case) -> Result<(), String> {
         let results = backend.run(case, &aliases).map_err(describe)?;
         match &apart {
             None => {
-                compare(case, &results).map_err(describe)?;
+                let inputs = backend.operands(case);
+                compare(&Case { inputs, ..case.clone() }, &results).map_err(describe)?;
                 apart = Some(results);
             }
             Some(apart) => same_bits(apart, &results).map_err(describe)?,
@@ -79,7 +85,8 @@ pub fn placements(op: &Op) -> Vec<Vec<Alias>> {
 /// ill-conditioned. Sums of `n` terms add about `√n` of it, which 64 covers at the suite's sizes.
 fn slack(op: &Op) -> f64 {
     match op {
-        Op::Embedding(_)
+        Op::Cast(_)
+        | Op::Embedding(_)
         | Op::Fetch(_)
         | Op::KvAppend(_)
         | Op::Reshape(_)
@@ -87,9 +94,17 @@ fn slack(op: &Op) -> f64 {
         | Op::SliceRows(_)
         | Op::Store(_)
         | Op::Zero(_) => 0.0,
-        Op::Add(_) | Op::PadRows(_) => 1.0,
-        Op::Rope(_) | Op::RopeTable(_) | Op::SoftmaxCrossEntropyBackward(_) => 4.0,
-        Op::Gelu(_) | Op::GeluBackward(_) | Op::SwiGlu(_) | Op::SwiGluBackward(_) | Op::AdamW(_) => 16.0,
+        Op::Add(_) | Op::PadRows(_) | Op::AppliedStep(_) | Op::UpdateLossScale(_) => 1.0,
+        Op::Dropout(_) | Op::Scale(_) => 2.0,
+        Op::Rope(_) | Op::RopeTable(_) | Op::SoftmaxCrossEntropyBackward(_) | Op::GradientFactor(_) => 4.0,
+        Op::Gelu(_)
+        | Op::GeluBackward(_)
+        | Op::SwiGlu(_)
+        | Op::SwiGluBackward(_)
+        | Op::AdamW(_)
+        | Op::AdamW8bit(_)
+        | Op::Lion(_)
+        | Op::Sgd(_) => 16.0,
         Op::Linear(_)
         | Op::LinearBackwardInput(_)
         | Op::LinearBackwardWeight(_)
@@ -104,6 +119,8 @@ fn slack(op: &Op) -> f64 {
         | Op::CachedAttention(_)
         | Op::SoftmaxCrossEntropy(_)
         | Op::LinearCrossEntropy(_)
+        | Op::Adafactor(_)
+        | Op::Apollo(_)
         | Op::GlobalNorm(_)
         | Op::Norm(_) => 64.0,
     }
@@ -117,6 +134,7 @@ fn compare(case: &Case, results: &[Vec<f32>]) -> Result<(), String> {
     if results.len() != expected.len() {
         return Err(format!("{} results, expected {}", results.len(), expected.len()));
     }
+    let types = case.results();
     let errors = rounding_errors(case, &expected);
     let slack = slack(&case.op);
     for (output, ((got, want), error)) in results.iter().zip(&expected).zip(&errors).enumerate() {
@@ -127,14 +145,50 @@ fn compare(case: &Case, results: &[Vec<f32>]) -> Result<(), String> {
                 want.data.len()
             ));
         }
-        let allowed = slack * error + if slack > 0.0 { TINY } else { 0.0 };
+        let (relative, least) = rounding(&case.op, types[output].dtype);
+        let allowed = match is_code(&case.op, types[output].dtype) {
+            true => 0.0,
+            false => slack * error + if slack > 0.0 { TINY } else { 0.0 },
+        };
         for (i, (&got, &want)) in got.iter().zip(&want.data).enumerate() {
+            let allowed = allowed + relative * want.abs() + least;
             if !within(f64::from(got), want, allowed) {
                 return Err(format!("result {output}[{i}] is {got}, expected {want} ± {allowed:e}"));
             }
         }
     }
     Ok(())
+}
+
+/// What storing an `f32` as that dtype does to it at most: relative to it, and where it is nearly zero. An ulp, as the number that is
+/// rounded is itself a little off.
+fn rounding(op: &Op, dtype: DType) -> (f64, f64) {
+    // To either neighbour, the reference being the number between them.
+    let times = if is_stochastic(op) { 2.0 } else { 1.0 };
+    match dtype {
+        DType::Bf16 => (times * 2_f64.powi(-8), TINY),
+        DType::F16 => (times * 2_f64.powi(-11), times * 2_f64.powi(-25)),
+        // The neighbour of a code, where a number lies between both.
+        _ if is_code(op, dtype) => (0.0, 1.0),
+        _ => (0.0, 0.0),
+    }
+}
+
+/// Whether a result of that dtype holds codes.
+fn is_code(op: &Op, dtype: DType) -> bool {
+    matches!(op, Op::AdamW8bit(_)) && dtype == DType::U8
+}
+
+fn is_stochastic(op: &Op) -> bool {
+    let rounding = match op {
+        Op::AdamW(op) | Op::AdamW8bit(AdamW8bit(op)) => op.rounding,
+        Op::Adafactor(op) => op.rounding,
+        Op::Apollo(op) => op.rounding,
+        Op::Lion(op) => op.rounding,
+        Op::Sgd(op) => op.rounding,
+        _ => Rounding::Nearest,
+    };
+    rounding != Rounding::Nearest
 }
 
 /// Whether a number is close enough to another; NaN never is.
@@ -158,7 +212,7 @@ fn rounding_errors(case: &Case, expected: &[Tensor]) -> Vec<f64> {
         let mut rng = Rng::new(sample);
         let mut inputs = case.inputs.clone();
         for (input, ty) in inputs.iter_mut().zip(&case.types) {
-            if ty.dtype == DType::F32 {
+            if ty.dtype.is_float() {
                 input
                     .data
                     .iter_mut()

@@ -28,7 +28,7 @@ fn start(row: i32) -> Operand {
 
 pub(super) fn kv_append(cases: &mut Cases) {
     for (name, rows, capacity, row) in places(cases) {
-        let [cache, new] = [capacity, rows].map(|rows| cases.normal([rows, cases.dims.cols], 1.0));
+        let [cache, new] = [capacity, rows].map(|rows| cases.activation([rows, cases.dims.cols], 1.0));
         cases.add(name, KvAppend {}, vec![cache, new, start(row)]);
     }
 }
@@ -41,8 +41,8 @@ pub(super) fn cached_attention(cases: &mut Cases) {
         };
         for (heads, kv_heads, head_dim) in HEADS {
             for window in windows {
-                let query = cases.normal([rows, heads * head_dim], 1.0);
-                let [keys, values] = [(); 2].map(|()| cases.normal([capacity, kv_heads * head_dim], 1.0));
+                let query = cases.activation([rows, heads * head_dim], 1.0);
+                let [keys, values] = [(); 2].map(|()| cases.activation([capacity, kv_heads * head_dim], 1.0));
                 let op = CachedAttention {
                     heads,
                     kv_heads,

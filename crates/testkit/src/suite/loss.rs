@@ -3,7 +3,8 @@
 use tightfit_ir::Tensor;
 use tightfit_ir::op::{Accumulate, LinearCrossEntropy, SoftmaxCrossEntropy, SoftmaxCrossEntropyBackward};
 
-use super::{Cases, Operand, float, forward, integer};
+use super::{Cases, Operand, Quantised, exact, float, forward, integer, matrix};
+use tightfit_ir::DType;
 
 const IGNORE: i32 = -100;
 
@@ -25,14 +26,23 @@ fn targets(cases: &mut Cases, classes: u64) -> [Operand; 2] {
 /// tiny as the rest of its exponentials.
 fn certain(cases: &mut Cases, gap: f64) -> [Operand; 3] {
     let (rows, classes) = (cases.dims.rows, cases.dims.cols);
-    let (_, mut logits) = cases.normal([rows, classes], 1.0);
+    let (logits_ty, mut logits) = cases.activation([rows, classes], 1.0);
     let (ty, targets) = cases.ids(rows, classes);
     for (t, &target) in targets.data.iter().enumerate() {
         let row = logits.row_mut(t);
         let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         row[target as usize] = largest + gap;
     }
-    [float(logits), (ty, targets), float(Tensor::scalar(rows as f64))]
+    [
+        exact(logits_ty, logits),
+        (ty, targets),
+        float(Tensor::scalar(rows as f64)),
+    ]
+}
+
+/// What a loss is multiplied by before its gradient is taken.
+fn scale() -> Operand {
+    float(Tensor::scalar(1024.0))
 }
 
 /// No row has a target: the loss is 0 and so is every gradient.
@@ -46,7 +56,7 @@ pub(super) fn softmax_cross_entropy(cases: &mut Cases) {
     let shape = [cases.dims.rows, cases.dims.cols];
     for (name, std) in SPREADS {
         let [targets, count] = targets(cases, cases.dims.cols);
-        let operands = vec![cases.normal(shape, std), targets, count];
+        let operands = vec![cases.activation(shape, std), targets, count];
         cases.add(name, op.clone(), operands);
     }
     for gap in [12.0, 16.0] {
@@ -54,7 +64,7 @@ pub(super) fn softmax_cross_entropy(cases: &mut Cases) {
         cases.add("the target is nearly certain", op.clone(), operands.into());
     }
     let [targets, count] = all_ignored(cases);
-    let operands = vec![cases.normal(shape, 1.0), targets, count];
+    let operands = vec![cases.activation(shape, 1.0), targets, count];
     cases.add("all rows ignored", op, operands);
 }
 
@@ -63,11 +73,18 @@ pub(super) fn softmax_cross_entropy_backward(cases: &mut Cases) {
     let some = SPREADS.map(|(name, std)| (name, std, targets(cases, cases.dims.cols)));
     let none = [("all rows ignored", 1.0, all_ignored(cases))];
     for (name, std, [targets, count]) in some.into_iter().chain(none) {
-        let logits = cases.normal(shape, std);
+        let logits = cases.activation(shape, std);
         let operands = [logits.clone(), targets.clone(), count.clone()];
         let lse = forward(SoftmaxCrossEntropy { ignore_index: IGNORE }, &operands).swap_remove(1);
-        let op = SoftmaxCrossEntropyBackward { ignore_index: IGNORE };
-        cases.add(name, op, vec![logits, lse, targets, count]);
+        for scaled in [false, true] {
+            let op = SoftmaxCrossEntropyBackward {
+                ignore_index: IGNORE,
+                scaled,
+            };
+            let mut operands = vec![logits.clone(), lse.clone(), targets.clone(), count.clone()];
+            operands.extend(scaled.then(scale));
+            cases.add(name, op, operands);
+        }
     }
 }
 
@@ -84,14 +101,45 @@ pub(super) fn linear_cross_entropy(cases: &mut Cases) {
                 ignore_index: IGNORE,
                 input_gradient,
                 weight_gradient,
+                scaled: false,
                 accumulate: Accumulate::NONE,
             };
-            let x = cases.normal([rows, hidden], 3.0);
-            let operands = [x, cases.normal([vocab_size, hidden], std)];
+            let x = cases.activation([rows, hidden], 3.0);
+            let operands = [x, head(cases, [vocab_size, hidden], std)];
             cases.add(name, op.clone(), operands.iter().chain(&some).cloned().collect());
             if name == "one chunk" {
+                let scaled = LinearCrossEntropy {
+                    scaled: true,
+                    ..op.clone()
+                };
+                let scaled_operands = operands.iter().chain(&some).cloned().chain([scale()]);
+                cases.add("a scaled loss", scaled, scaled_operands.collect());
                 cases.add("all rows ignored", op, operands.iter().chain(&none).cloned().collect());
             }
         }
+    }
+    for &block in matrix::formats(cases.dtype) {
+        // Its gradients would be those of rounded logits where the product rounds a quantised head to bfloat16.
+        if cases.dtype == DType::Bf16 {
+            continue;
+        }
+        let hidden = hidden.next_multiple_of(block.row_multiple());
+        let (w, bytes) = cases.quantised(block, [vocab_size, hidden], 1.0 / (hidden as f64).sqrt());
+        let op = LinearCrossEntropy {
+            input_gradient: true,
+            ..LinearCrossEntropy::new(rows.div_ceil(2) + 1, IGNORE)
+        };
+        let operands = [cases.activation([rows, hidden], 3.0), w];
+        let operands = operands.iter().chain(&some).cloned().collect();
+        cases.add_quantised("a quantised head", op, operands, Quantised { operand: 1, bytes });
+    }
+}
+
+/// A head: a weight of any float dtype, but of bfloat16 beside such hidden states. Where those are multiplied in bfloat16 any other is
+/// rounded for the logits and not for the gradient, which no reference of one weight tells apart.
+fn head(cases: &mut Cases, shape: [u64; 2], std: f64) -> Operand {
+    match cases.dtype {
+        DType::Bf16 => cases.activation(shape, std),
+        _ => cases.weight(shape, std),
     }
 }

@@ -5,12 +5,14 @@
 
 mod attention;
 mod check;
+mod dropout;
 mod elementwise;
 mod kv_cache;
 mod loss;
 mod matrix;
 mod norm;
 mod optimizer;
+mod quantised;
 mod rows;
 mod transfer;
 
@@ -18,14 +20,15 @@ use std::fmt;
 
 use proptest::prelude::*;
 use tightfit_ir::op::Rule;
-use tightfit_ir::{Op, Tensor, Type};
+use tightfit_ir::{DType, Op, Shape, Tensor, Type};
 
-use crate::rng::{Rng, rounded};
+use crate::rng::Rng;
 
 pub(crate) use check::within;
 pub use check::{Backend, check, check_all, placements};
+pub use quantised::Quantised;
 
-/// One operation with operands. Every element of an operand is an exact `f32`, or an exact `i32` where its type says so.
+/// One operation with operands. Every element of an operand is an exact number of its dtype.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
     /// What is particular about it, e.g. `large values`.
@@ -36,6 +39,8 @@ pub struct Case {
     pub types: Vec<Type>,
     /// The operands.
     pub inputs: Vec<Tensor>,
+    /// The bytes of the one that is quantised.
+    pub quantised: Option<Quantised>,
 }
 
 impl Case {
@@ -92,6 +97,9 @@ const fn dims(rows: u64, cols: u64, inner: u64) -> Dims {
     Dims { rows, cols, inner }
 }
 
+/// How activations are stored, one after the other.
+const ACTIVATIONS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+
 /// Every case at every one of the [`EDGES`].
 pub fn edge_cases() -> Vec<Case> {
     let edges = EDGES.iter().zip(0..);
@@ -105,11 +113,16 @@ pub fn any_case() -> impl Strategy<Value = Case> {
         1..70_u64,
         1..70_u64,
         any::<prop::sample::Index>(),
+        0..ACTIVATIONS.len(),
         any::<u64>(),
     )
-        .prop_map(|(rows, cols, inner, index, seed)| {
+        .prop_map(|(rows, cols, inner, index, activation, seed)| {
             let family = FAMILIES[index.index(FAMILIES.len())];
-            let mut made = collect(family, Dims { rows, cols, inner }, seed);
+            let dims = Dims { rows, cols, inner };
+            let mut made = collect(family, dims, ACTIVATIONS[activation], seed);
+            if made.is_empty() {
+                made = collect(family, dims, DType::F32, seed);
+            }
             made.swap_remove(Rng::new(seed).below(made.len() as u64) as usize)
         })
 }
@@ -117,12 +130,12 @@ pub fn any_case() -> impl Strategy<Value = Case> {
 /// The cases of all operations at those sizes, with data from a seed.
 pub fn cases(dims: Dims, seed: u64) -> Vec<Case> {
     let families = FAMILIES.iter();
-    families.flat_map(|&family| collect(family, dims, seed)).collect()
+    families.flat_map(|&family| collect_all(family, dims, seed)).collect()
 }
 
 /// The cases of one operation's family at those sizes.
 pub fn cases_like(op: &Op, dims: Dims, seed: u64) -> Vec<Case> {
-    collect(family_of(op), dims, seed)
+    collect_all(family_of(op), dims, seed).collect()
 }
 
 /// Adds the cases of one operation.
@@ -144,8 +157,10 @@ families! {
     Attention => attention::attention,
     AttentionBackward => attention::attention_backward,
     CachedAttention => kv_cache::cached_attention,
+    Cast => elementwise::cast,
     SoftmaxCrossEntropy => loss::softmax_cross_entropy,
     SoftmaxCrossEntropyBackward => loss::softmax_cross_entropy_backward,
+    Dropout => dropout::dropout,
     Embedding => matrix::embedding,
     EmbeddingBackward => matrix::embedding_backward,
     Fetch => transfer::fetch,
@@ -159,8 +174,14 @@ families! {
     LinearBackwardWeight => matrix::linear_backward_weight,
     BiasBackward => matrix::bias_backward,
     LinearCrossEntropy => loss::linear_cross_entropy,
+    Adafactor => optimizer::adafactor,
     AdamW => optimizer::adamw,
+    AdamW8bit => optimizer::adamw_8bit,
+    Apollo => optimizer::apollo,
+    AppliedStep => optimizer::applied_step,
     GlobalNorm => optimizer::global_norm,
+    GradientFactor => optimizer::gradient_factor,
+    Lion => optimizer::lion,
     Norm => optimizer::norm,
     PadRows => rows::pad_rows,
     Reshape => elementwise::reshape,
@@ -168,28 +189,44 @@ families! {
     RmsNormBackward => norm::rms_norm_backward,
     Rope => attention::rope,
     RopeTable => attention::rope_table,
+    Scale => elementwise::scale,
     Settle => transfer::settle,
+    Sgd => optimizer::sgd,
     Store => transfer::store,
     SliceRows => rows::slice_rows,
     SwiGlu => elementwise::swiglu,
     SwiGluBackward => elementwise::swiglu_backward,
+    UpdateLossScale => optimizer::update_loss_scale,
     Zero => elementwise::zero,
 }
 
 /// Where a family puts its cases.
 struct Cases {
     dims: Dims,
+    /// Of activations; those of operands and results that an operation has in any float dtype.
+    dtype: DType,
     rng: Rng,
     made: Vec<Case>,
 }
 
-fn collect(family: Family, dims: Dims, seed: u64) -> Vec<Case> {
+/// A family's cases with activations of every dtype.
+fn collect_all(family: Family, dims: Dims, seed: u64) -> impl Iterator<Item = Case> {
+    ACTIVATIONS
+        .into_iter()
+        .flat_map(move |dtype| collect(family, dims, dtype, seed))
+}
+
+/// A family's cases with activations of that dtype; in 16 bits only those that have any.
+fn collect(family: Family, dims: Dims, dtype: DType, seed: u64) -> Vec<Case> {
     let mut cases = Cases {
         dims,
+        dtype,
         rng: Rng::new(seed),
         made: Vec::new(),
     };
     family(&mut cases);
+    let has_any = |case: &Case| case.types.iter().chain(&case.results()).any(|ty| ty.dtype == dtype);
+    cases.made.retain(|case| dtype == DType::F32 || has_any(case));
     cases.made
 }
 
@@ -203,6 +240,7 @@ impl Cases {
             op,
             inputs: operands.into_iter().map(|operand| operand.1).collect(),
             types,
+            quantised: None,
         };
         self.made.push(case.clone());
         let results = case.results();
@@ -226,14 +264,28 @@ impl Cases {
     fn accumulate(&mut self, case: &mut Case, output: usize, ty: &Type) {
         if let Some((op, addend)) = case.op.accumulating(output) {
             case.op = op;
-            case.types.insert(addend, ty.clone());
-            case.inputs.insert(addend, self.rng.tensor(ty.shape.clone(), 1.0));
+            let (ty, tensor) = exact(ty.clone(), self.rng.tensor(ty.shape.clone(), 1.0));
+            case.types.insert(addend, ty);
+            case.inputs.insert(addend, tensor);
         }
     }
 
-    /// Normal values of that spread.
-    fn normal(&mut self, shape: impl Into<tightfit_ir::Shape>, std: f64) -> Operand {
+    /// Normal `f32` values of that spread.
+    fn normal(&mut self, shape: impl Into<Shape>, std: f64) -> Operand {
         float(self.rng.tensor(shape, std))
+    }
+
+    /// Normal values of that spread in the dtype of activations.
+    fn activation(&mut self, shape: impl Into<Shape>, std: f64) -> Operand {
+        let tensor = self.rng.tensor(shape, std);
+        exact(Type::new(self.dtype, tensor.shape.clone()), tensor)
+    }
+
+    /// Normal values of that spread in the dtype of a weight, which may be any float whatever activations are.
+    fn weight(&mut self, shape: impl Into<Shape>, std: f64) -> Operand {
+        let dtype = ACTIVATIONS[self.rng.below(3) as usize];
+        let tensor = self.rng.tensor(shape, std);
+        exact(Type::new(dtype, tensor.shape.clone()), tensor)
     }
 
     /// Integers in `0..n`.
@@ -247,7 +299,18 @@ type Operand = (Type, Tensor);
 
 /// An `f32` operand; the tensor is rounded to it.
 fn float(tensor: Tensor) -> Operand {
-    (Type::f32(tensor.shape.clone()), rounded(tensor))
+    exact(Type::f32(tensor.shape.clone()), tensor)
+}
+
+/// An operand of that type, to which the tensor is rounded.
+fn exact(ty: Type, mut tensor: Tensor) -> Operand {
+    let round = |x: f64| match ty.dtype {
+        DType::Bf16 => half::bf16::from_f64(x).to_f64(),
+        DType::F16 => half::f16::from_f64(x).to_f64(),
+        _ => f64::from(x as f32),
+    };
+    tensor.data.iter_mut().for_each(|x| *x = round(*x));
+    (ty, tensor)
 }
 
 /// An `i32` operand of rank 1.
@@ -256,8 +319,20 @@ fn integer(data: Vec<f64>) -> Operand {
     (Type::i32(tensor.shape.clone()), tensor)
 }
 
-/// Results of an operation's reference as `f32` operands: what a backward node reads of its forward.
+/// Results of an operation's reference as operands: what a backward node reads of its forward.
 fn forward(op: impl Into<Op>, operands: &[Operand]) -> Vec<Operand> {
-    let inputs: Vec<Tensor> = operands.iter().map(|operand| operand.1.clone()).collect();
-    op.into().reference(&inputs).into_iter().map(float).collect()
+    let (types, inputs): (Vec<Type>, Vec<Tensor>) = operands.iter().cloned().unzip();
+    let case = Case {
+        name: "a forward".to_owned(),
+        op: op.into(),
+        types,
+        inputs,
+        quantised: None,
+    };
+    let results = case.op.reference(&case.inputs);
+    case.results()
+        .into_iter()
+        .zip(results)
+        .map(|(ty, tensor)| exact(ty, tensor))
+        .collect()
 }

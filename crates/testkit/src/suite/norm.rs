@@ -12,7 +12,7 @@ const SPREADS: [(&str, f64); 2] = [("unit values", 1.0), ("tiny values", 1e-3)];
 /// `x`, and norm weights around 1.
 fn x_and_weight(cases: &mut Cases, std: f64) -> Vec<Operand> {
     let (rows, cols) = (cases.dims.rows, cases.dims.cols);
-    vec![cases.normal([rows, cols], std), cases.normal([cols], 1.0)]
+    vec![cases.activation([rows, cols], std), cases.weight([cols], 1.0)]
 }
 
 pub(super) fn rms_norm(cases: &mut Cases) {
@@ -26,7 +26,7 @@ pub(super) fn rms_norm_backward(cases: &mut Cases) {
     for (name, std) in SPREADS {
         let mut operands = x_and_weight(cases, std);
         let rstd = forward(RmsNorm { eps: EPS }, &operands).swap_remove(1);
-        operands.extend([rstd, cases.normal([cases.dims.rows, cases.dims.cols], 1.0)]);
+        operands.extend([rstd, cases.activation([cases.dims.rows, cases.dims.cols], 1.0)]);
         for (input, weight) in [(true, true), (true, false), (false, true)] {
             let op = RmsNormBackward {
                 input,
@@ -41,7 +41,7 @@ pub(super) fn rms_norm_backward(cases: &mut Cases) {
 pub(super) fn layer_norm(cases: &mut Cases) {
     for (name, std) in SPREADS {
         let mut operands = x_and_weight(cases, std);
-        operands.push(cases.normal([cases.dims.cols], 1.0));
+        operands.push(cases.weight([cases.dims.cols], 1.0));
         cases.add(name, LayerNorm { eps: EPS }, operands);
     }
 }
@@ -49,11 +49,11 @@ pub(super) fn layer_norm(cases: &mut Cases) {
 pub(super) fn layer_norm_backward(cases: &mut Cases) {
     for (name, std) in SPREADS {
         let mut operands = x_and_weight(cases, std);
-        operands.push(cases.normal([cases.dims.cols], 1.0));
+        operands.push(cases.weight([cases.dims.cols], 1.0));
         let statistics = forward(LayerNorm { eps: EPS }, &operands).split_off(1);
         operands.truncate(2);
         operands.extend(statistics);
-        operands.push(cases.normal([cases.dims.rows, cases.dims.cols], 1.0));
+        operands.push(cases.activation([cases.dims.rows, cases.dims.cols], 1.0));
         for asked in 1..8 {
             let op = LayerNormBackward {
                 input: asked & 1 != 0,

@@ -18,7 +18,7 @@ fn ranges(rows: u64) -> [(&'static str, u64, u64); 5] {
 
 pub(super) fn slice_rows(cases: &mut Cases) {
     for (name, start, rows) in ranges(cases.dims.rows) {
-        let x = cases.normal([cases.dims.rows, cases.dims.cols], 1.0);
+        let x = cases.activation([cases.dims.rows, cases.dims.cols], 1.0);
         cases.add(name, SliceRows { start, rows }, vec![x]);
     }
 }
@@ -26,7 +26,7 @@ pub(super) fn slice_rows(cases: &mut Cases) {
 pub(super) fn pad_rows(cases: &mut Cases) {
     let total = cases.dims.rows;
     for (name, start, rows) in ranges(total) {
-        let x = cases.normal([rows, cases.dims.cols], 1.0);
+        let x = cases.activation([rows, cases.dims.cols], 1.0);
         let op = PadRows {
             start,
             total,

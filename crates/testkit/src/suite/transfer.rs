@@ -22,7 +22,7 @@ pub(super) fn settle(cases: &mut Cases) {
 }
 
 fn matrix(cases: &mut Cases) -> Operand {
-    cases.normal([cases.dims.rows, cases.dims.cols], 1.0)
+    cases.activation([cases.dims.rows, cases.dims.cols], 1.0)
 }
 
 fn lower((ty, tensor): Operand) -> Operand {

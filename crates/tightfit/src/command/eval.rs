@@ -3,7 +3,7 @@
 use serde::Serialize;
 use tightfit_exec::{Driver, Feed, Results, RunError};
 use tightfit_ir::{Routine, Step};
-use tightfit_pass::{EVALUATE, no_grad};
+use tightfit_pass::EVALUATE;
 use tightfit_text::data::{Batches, Options, Rows};
 
 use crate::BatchShape;
@@ -47,16 +47,16 @@ pub fn run(args: &EvalArgs) -> Result<u8, Failure> {
     if let Some(stride) = args.stride.filter(|&stride| stride > args.seq) {
         return Err(Failure::Stride { stride, seq: args.seq });
     }
-    let model = Pretrained::open(&args.model)?;
+    let model = Pretrained::open_with(&args.model, args.adapter.as_deref())?;
     let shape = BatchShape {
         batch: args.batch,
         seq: args.seq,
         loss_chunk: args.loss_chunk,
     };
     let forward = model.config.loss(shape).map_err(JobError::from)?;
-    let routine = Routine::of(EVALUATE, no_grad(forward).map_err(JobError::from)?.graph);
+    let forward = args.numbers.apply(forward, &model).map_err(JobError::from)?;
     let step = Step {
-        routines: vec![routine],
+        routines: vec![Routine::of(EVALUATE, forward.graph)],
     };
     let (batches, data) = batches(args, &model)?;
     let mut inference = Inference::start(&model, step, &args.machine)?;

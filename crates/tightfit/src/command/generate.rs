@@ -43,7 +43,7 @@ pub fn run(args: &GenerateArgs) -> Result<u8, Failure> {
     // A signal ends the process at once: there is nothing to save.
     let _stop = Stop::watch().map_err(Failure::Signal)?;
     let console = Console { json: args.json };
-    let model = Pretrained::open(&args.model)?;
+    let model = Pretrained::open_with(&args.model, args.adapter.as_deref())?;
     let tokenizer = model.tokenizer()?;
     let prompt = prompt(args, &tokenizer)?;
     if prompt.is_empty() {
@@ -61,7 +61,8 @@ pub fn run(args: &GenerateArgs) -> Result<u8, Failure> {
             generation.max_tokens
         ));
     }
-    let mut inference = Inference::start(&model, generation.step(&model.config)?, &args.machine)?;
+    let step = generation.step(&model.config, |forward| args.numbers.apply(forward, &model))?;
+    let mut inference = Inference::start(&model, step, &args.machine)?;
     let sampling = Sampling {
         temperature: args.temperature,
         top_k: args.top_k as usize,

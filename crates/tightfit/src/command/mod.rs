@@ -4,6 +4,8 @@ mod calibrate;
 mod eval;
 mod generate;
 mod inspect;
+mod merge;
+mod quantize;
 mod train;
 
 use std::fmt::Display;
@@ -24,7 +26,9 @@ pub fn run(cli: &Cli) -> Result<u8, Failure> {
         Command::Train(args) => train::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args),
+        Command::Quantize(args) => quantize::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Merge(args) => merge::run(args),
         Command::Calibrate(args) => calibrate::run(args),
     }
 }

@@ -5,17 +5,19 @@ use std::sync::atomic::Ordering;
 
 use tightfit_exec::checkpoint;
 use tightfit_exec::tier::Scratch;
+use tightfit_pass::linear_layers;
 use tightfit_text::Tokenizer;
 
+use crate::adapters::{self, Adapter};
 use crate::alternatives::alternatives;
-use crate::checkpoints::State;
+use crate::checkpoints::{Kind, State};
 use crate::choose;
 use crate::cli::TrainArgs;
 use crate::console::{Console, Progress, to_stdout};
 use crate::data::{PrepareError, Text};
 use crate::failure::{DOES_NOT_FIT, Failure};
 use crate::follow::Followed;
-use crate::job::Job;
+use crate::job::{self, Job, JobError};
 use crate::memory::{default_budget, process_peak_bytes};
 use crate::output::{Claim, Output, Start};
 use crate::pretrained::Pretrained;
@@ -26,7 +28,7 @@ use crate::settings::{Request, Settings};
 use crate::stop::{STOPPED, Stop};
 use crate::techniques::Techniques;
 use crate::train::{Outcome, Run, TrainError, train};
-use crate::{Role, Session};
+use crate::{BatchShape, Role, Session};
 
 use super::{complain, print_json, write};
 
@@ -41,10 +43,8 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
         write(to_stdout(settings.to_toml().trim_end()))?;
         return Ok(0);
     }
-    // A resumed run has its model, tokenizer included, in its checkpoint.
     let checkpoint = resumed.as_ref().and_then(Resumed::checkpoint);
-    let source = checkpoint.as_ref().or(settings.model.as_ref());
-    let model = source.map(|path| Pretrained::open(path)).transpose()?;
+    let model = open(&settings, checkpoint.as_deref())?;
     let scratch = settings.scratch_dir(out(args));
     let free_bytes = checkpoint::free_bytes(existing(&scratch)).unwrap_or(u64::MAX);
     let fitting = Fitting {
@@ -61,6 +61,9 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
     };
     if let Some(note) = &job.calibration.note {
         complain(format_args!("note: {note}"));
+    }
+    if let Some(warning) = job.settings.warning() {
+        complain(format_args!("warning: {warning}"));
     }
     before.end_phase()?;
     let reserve = before.reserve_bytes(job.plan.arena_bytes(), job.settings.threads)?;
@@ -81,7 +84,7 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
     let learns_files = model.as_ref().filter(|_| !job.settings.data.is_empty());
     let tokenizer = learns_files.map(Pretrained::tokenizer).transpose()?;
     let (plan, model_files) = match &output {
-        Some(_) => (job.plan_file()?, model_files(&job, tokenizer.as_ref())?),
+        Some(_) => (job.plan_file()?, model_files(&job, model.as_ref(), tokenizer.as_ref())?),
         None => Default::default(),
     };
     let mut start = Start {
@@ -157,6 +160,20 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
     Ok(STOPPED)
 }
 
+/// The model that the run starts from, if one is given. A resumed run has its model, tokenizer included, in its checkpoint; or the
+/// adapter alone, beside a model that stays as it is.
+fn open(settings: &Settings, checkpoint: Option<&Path>) -> Result<Option<Pretrained>, Failure> {
+    if !settings.method.has_adapters() {
+        let source = checkpoint.or(settings.model.as_deref());
+        return Ok(source.map(Pretrained::open).transpose()?);
+    }
+    let Some(model) = &settings.model else {
+        return Ok(None);
+    };
+    let adapter = checkpoint.or(settings.adapter.as_deref());
+    Ok(Some(Pretrained::open_with(model, adapter)?))
+}
+
 /// A run whose steps are all done: if it was killed before its result was written, that is made up for.
 fn complete(output: &Output, report: Report, state: &State, console: Console) -> Result<u8, Failure> {
     write(console.line(&format!("all {} steps are done: nothing to resume", state.step)))?;
@@ -173,6 +190,7 @@ fn complete(output: &Output, report: Report, state: &State, console: Console) ->
         loss_first: state.loss_first,
         loss_last: last.map_or(f64::NAN, |last| last.loss),
         eval_loss: last.and_then(|last| last.eval_loss).unwrap_or(f64::NAN),
+        skipped_steps: None,
         seconds_per_step: last.map_or(f64::NAN, |last| last.seconds),
         transferred: None,
     };
@@ -270,21 +288,44 @@ fn claim(args: &TrainArgs, dir: &Path, job: &Job, model: Option<&Pretrained>) ->
         (true, None) => Claim::Overwrite,
         (false, None) => Claim::New,
     };
-    let folder = model
-        .and_then(|model| model.checkpoint().folder())
-        .and_then(|folder| folder.canonicalize().ok());
-    if let (Some(folder), Ok(dir)) = (folder, dir.canonicalize())
+    let kind = match job.settings.method.has_adapters() {
+        true if model.is_none() => return Err(Failure::AdapterOfNothing),
+        true => Kind::Adapter,
+        false => Kind::Model,
+    };
+    let base = model.and_then(|model| model.checkpoint().folder());
+    let adapter = model.and_then(Pretrained::adapter).map(Adapter::path);
+    let folders = base.into_iter().chain(adapter);
+    let mut folders = folders.filter_map(|folder| folder.canonicalize().ok());
+    if let Ok(dir) = dir.canonicalize()
         && claim != Claim::Resume
-        && folder.starts_with(&dir)
+        && folders.any(|folder| folder.starts_with(&dir))
     {
         return Err(Failure::OutHoldsModel { dir });
     }
-    Output::claim(dir, claim, job.settings.keep)
+    Output::claim(dir, claim, kind, job.settings.keep)
 }
 
-/// What makes the output folder a model: configuration and tokenizer.
-fn model_files(job: &Job, tokenizer: Option<&Tokenizer>) -> Result<Vec<(String, Vec<u8>)>, Failure> {
-    let mut files = vec![("config.json".to_owned(), job.config_json().into_bytes())];
+/// What makes the output folder a model or an adapter: configuration and tokenizer.
+fn model_files(
+    job: &Job,
+    model: Option<&Pretrained>,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Vec<(String, Vec<u8>)>, Failure> {
+    let (kind, config) = match job::adapters(&job.settings, model) {
+        None => (Kind::Model, job.config_json()),
+        Some(lora) => {
+            let smallest = BatchShape {
+                batch: 1,
+                seq: 1,
+                loss_chunk: 1,
+            };
+            let layers = linear_layers(&job.model.loss(smallest).map_err(JobError::from)?);
+            let config = adapters::config_json(&lora, &layers, job.settings.model.as_deref());
+            (Kind::Adapter, format!("{config:#}\n"))
+        }
+    };
+    let mut files = vec![(kind.config().to_owned(), config.into_bytes())];
     if let Some(tokenizer) = tokenizer {
         files.extend(tokenizer.hf_files()?);
     }
@@ -332,6 +373,9 @@ fn fill(
         session.initialise(settings.seed)?;
         return Ok(());
     };
+    if model.adapter().is_none() {
+        session.initialise_roles(settings.seed, &[Role::Adapter])?;
+    }
     model.load(session)?;
     match checkpoint {
         Some(checkpoint) => Ok(restore_optimizer(session, checkpoint)?),

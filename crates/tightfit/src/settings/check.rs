@@ -2,7 +2,7 @@
 
 use tightfit_model::ModelError;
 
-use super::{Count, Recompute, Request, Settings, SettingsError, sizes};
+use super::{Base, Count, Method, Recompute, Request, Settings, SettingsError, of_adapters, of_fresh_adapters, sizes};
 
 fn invalid(field: &'static str, value: impl ToString, message: impl Into<String>) -> SettingsError {
     SettingsError::Value {
@@ -18,6 +18,8 @@ pub(super) const MAX_THREADS: usize = 1024;
 const MAX_STEPS: u64 = 1 << 24;
 /// Most tokens of a step, and bound of whatever counts them: rows are indexed with an `i32`.
 const MAX_TOKENS: u64 = i32::MAX as u64;
+/// Most columns of an adapter: more than layers have.
+const MAX_RANK: u64 = 1 << 16;
 /// TOML's integers end here.
 const MAX_INTEGER: u64 = i64::MAX as u64;
 
@@ -25,7 +27,8 @@ impl Request {
     /// Weights and text go together, and a model that is given has its own sizes.
     pub(super) fn check_source(&self) -> Result<(), SettingsError> {
         let data = self.data.as_ref().is_some_and(|files| !files.is_empty());
-        let paths = self.model.iter().chain(self.data.iter().flatten());
+        let models = self.model.iter().chain(&self.adapter);
+        let paths = models.chain(self.data.iter().flatten());
         for path in paths.chain(&self.scratch) {
             if path.to_str().is_none() {
                 return Err(SettingsError::Path { path: path.clone() });
@@ -40,9 +43,41 @@ impl Request {
         if self.model.is_none() && self.epochs.is_some() {
             return Err(SettingsError::EndlessText);
         }
-        match self.given().find(|field| sizes().any(|size| size == *field)) {
+        self.check_adapters()?;
+        match self.first_given(sizes()) {
             Some(field) if self.model.is_some() => Err(SettingsError::Architecture { field }),
             _ => Ok(()),
+        }
+    }
+}
+
+impl Request {
+    /// One of these settings that is given.
+    fn first_given(&self, mut fields: impl Iterator<Item = &'static str>) -> Option<&'static str> {
+        fields.find(|field| self.given().any(|given| given == *field))
+    }
+
+    /// Settings of adapters go with a method that has some, and a given adapter has its own.
+    fn check_adapters(&self) -> Result<(), SettingsError> {
+        let has_adapters = self.method.is_some_and(Method::has_adapters);
+        let adapter = self.adapter.as_ref().map(|_| "adapter");
+        if let (false, Some(field)) = (has_adapters, adapter.or_else(|| self.first_given(of_adapters()))) {
+            let (of, instead) = ("adapters", "say --method lora");
+            return Err(SettingsError::Adapter { field, of, instead });
+        }
+        if self.adapter.is_none() {
+            return Ok(());
+        }
+        if self.model.is_none() {
+            let (field, of, instead) = ("adapter", "a model", "say which by --model");
+            return Err(SettingsError::Adapter { field, of, instead });
+        }
+        match self.first_given(of_fresh_adapters()) {
+            Some(field) => {
+                let (of, instead) = ("fresh adapters", "--adapter has its own");
+                Err(SettingsError::Adapter { field, of, instead })
+            }
+            None => Ok(()),
         }
     }
 }
@@ -80,7 +115,10 @@ impl Settings {
             ("eval_batches", self.eval_batches, 1, MAX_STEPS),
             ("save_every", self.save_every, 0, MAX_STEPS),
             ("keep", self.keep, 1, MAX_STEPS),
+            ("apollo_rank", self.apollo_rank, 1, 1 << 16),
+            ("apollo_refresh", self.apollo_refresh, 1, MAX_STEPS),
             ("seed", self.seed, 0, MAX_INTEGER),
+            ("rank", self.rank, 1, MAX_RANK),
         ] {
             if value < least || value > most {
                 return Err(invalid(field, value, format!("must be between {least} and {most}")));
@@ -153,6 +191,19 @@ impl Settings {
 
     /// Techniques that exclude each other or this machine.
     fn check_techniques(&self) -> Result<(), SettingsError> {
+        match (self.method, self.base) {
+            (Method::Full, Base::Auto) | (Method::Lora, _) => {}
+            (Method::Full, base) => {
+                let message = "is for weights that are not trained, and --method full trains all of them: say --method lora or \
+                               qlora, or --precision bf16 to store trained weights in 16 bits";
+                return Err(invalid("base", base, message));
+            }
+            (Method::Qlora, Base::Floats(_)) => {
+                let message = "is not quantised, as --method qlora asks for: say int8, int4 or nf4, or --method lora";
+                return Err(invalid("base", self.base, message));
+            }
+            (Method::Qlora, _) => {}
+        }
         if self.update_in_backward && self.micro_batches() > 1 {
             let message = format!(
                 "a weight would be updated before its gradient is summed over the {} micro-batches of --micro-batch {}: \
@@ -194,6 +245,7 @@ impl Settings {
             ("epochs", self.epochs.unwrap_or(1.0), least, most),
             ("adam_eps", self.adam_eps, least, most),
             ("clip_norm", self.clip_norm.0.unwrap_or(1.0), least, most),
+            ("alpha", self.alpha, least, most),
         ] {
             if !(least..=most).contains(&value) {
                 let or_none = if field == "clip_norm" { ", or `none`" } else { "" };
@@ -201,7 +253,12 @@ impl Settings {
                 return Err(invalid(field, format!("{value:?}"), message));
             }
         }
-        for (field, value) in [("beta1", self.beta1), ("beta2", self.beta2)] {
+        for (field, value) in [
+            ("beta1", self.beta1),
+            ("beta2", self.beta2),
+            ("momentum", self.momentum),
+            ("dropout", self.dropout),
+        ] {
             if !(0.0..1.0).contains(&value) {
                 return Err(invalid(field, format!("{value:?}"), "must be at least 0 and below 1"));
             }

@@ -1,5 +1,8 @@
 //! Values that flags and files spell in a way of their own.
 
+mod method;
+mod optimizer;
+mod storage;
 mod technique;
 
 use std::fmt::{self, Display};
@@ -14,6 +17,9 @@ use tightfit_text::data::Long;
 use crate::lr::Decay;
 use crate::memory::{ParseBytesError, parse_bytes};
 
+pub use method::{Method, Targets};
+pub use optimizer::Optimizer;
+pub use storage::{Base, LossScaling, Precision};
 pub use technique::{Offload, Recompute};
 
 /// A value as a flag spells it, with an error that says what was expected.
@@ -77,8 +83,12 @@ spelled! {
     ByteLimit: "a number of bytes, a size such as \"20GiB\", or \"none\"",
     ClipNorm: "a number or \"none\"",
     Count: "a whole number or \"auto\"",
+    Base: "auto, as-is, f32, bf16, f16, int8, int4 or nf4",
     MlpTile: "a whole number or \"none\"",
+    Precision: "f32, bf16-mixed, f16-mixed or bf16",
     Recompute: "\"auto\", \"none\", \"block\", a size such as \"512MiB\" or a percentage such as \"50%\"",
+    Targets: "\"all-linear\" or names of layers such as \"q_proj,v_proj\"",
+    Optimizer: "the name of an optimizer",
     Offload: "\"none\", \"auto\" or a list such as \"activations,optimizer\"",
 }
 

@@ -500,7 +500,7 @@ fn a_run_does_not_write_into_its_model() {
         expect(
             with(job(&inside, &data, flags), "--out", &model),
             2,
-            &["--model lies in", "choose another --out"],
+            &["model or adapter lies in", "choose another --out"],
         );
         assert_eq!(names(&model), before);
     }

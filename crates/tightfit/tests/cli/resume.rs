@@ -64,6 +64,35 @@ fn killed_at_fifty_moments_a_run_ends_with_the_same_bits() {
 }
 
 #[test]
+fn killed_runs_of_few_bits_end_with_the_same_bits() {
+    for (name, numbers) in [
+        ("bf16-8bit", "--precision bf16 --optimizer adamw-8bit"),
+        ("f16", "--precision f16-mixed --optimizer lion"),
+        ("bf16", "--precision bf16-mixed --optimizer adafactor"),
+        (
+            "apollo",
+            "--precision bf16 --optimizer apollo --apollo-rank 8 --apollo-refresh 7",
+        ),
+        ("sgd", "--precision f16-mixed --optimizer sgd"),
+    ] {
+        let dir = folder(&format!("kill-{name}"));
+        let [whole, killed] = ["whole", "killed"].map(|name| dir.join(name));
+        let job = || {
+            tiny(&format!(
+                "--layers 2 --batch 4 --steps 200 --save-every 2 --keep 2 {numbers}"
+            ))
+        };
+        let started = Instant::now();
+        expect(with(job(), "--out", &whole), 0, &[]);
+        kill(6, &killed, started.elapsed(), job, || {
+            assert_eq!(check_run(&killed)["status"], "done");
+            assert!(trained(&whole) == trained(&killed), "{numbers}");
+            assert_eq!(curve(&whole), curve(&killed), "{numbers}");
+        });
+    }
+}
+
+#[test]
 fn a_stopped_run_goes_on_and_only_with_what_changes_no_bit() {
     let dir = folder("resume-stopped");
     let [whole, stopped] = ["whole", "stopped"].map(|name| dir.join(name));

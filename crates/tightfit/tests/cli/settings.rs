@@ -253,29 +253,31 @@ fn every_setting_can_come_from_a_file_and_flags_win() {
     let settings = "vocab_size = 300\nhidden_size = 48\nintermediate_size = 80\nnum_hidden_layers = 2\n\
                     num_attention_heads = 3\nnum_key_value_heads = 3\nrms_norm_eps = 0.001\nrope_theta = 500.0\n\
                     tie_word_embeddings = false\ninitializer_range = 0.5\nlong = \"drop\"\nskip_bad_lines = true\n\
-                    eval_fraction = 0.25\nbatch = 6\nseq = 8\nsteps = 9\nlr = 0.25\n\
-                    warmup_steps = 4\ndecay = \"linear\"\nmin_lr_ratio = 0.75\nweight_decay = 0.5\nbeta1 = 0.125\n\
-                    beta2 = 0.25\nadam_eps = 0.0625\nclip_norm = \"none\"\neval_every = 5\neval_batches = 6\n\
-                    eval_batch = 12\nseed = 7\nsave_every = 3\nkeep = 1\nrecompute = \"512MiB\"\n\
+                    eval_fraction = 0.25\nmethod = \"lora\"\nbatch = 6\nseq = 8\nsteps = 9\noptimizer = \"apollo\"\n\
+                    lr = 0.25\nwarmup_steps = 4\ndecay = \"linear\"\nmin_lr_ratio = 0.75\nweight_decay = 0.5\n\
+                    beta1 = 0.125\nbeta2 = 0.25\nadam_eps = 0.0625\nmomentum = 0.5\napollo_rank = 4\napollo_refresh = 7\n\
+                    clip_norm = \"none\"\neval_every = 5\neval_batches = 6\neval_batch = 12\nseed = 7\nrank = 8\n\
+                    alpha = 3.0\nrslora = true\ndropout = 0.25\ntargets = \"q_proj,mlp.*\"\nsave_every = 3\nkeep = 1\n\
+                    precision = \"bf16-mixed\"\nloss_scale = \"none\"\nbase = \"int8\"\nbase_embeddings = true\nrecompute = \"512MiB\"\n\
                     offload = \"activations,optimizer\"\nupdate_in_backward = true\nloss_chunk = 4\nmlp_tile = 64\n\
                     disk = 21474836480\nhost_memory = \"none\"\nmicro_batch = 6\nbudget = 536870912\nthreads = 1000\n\
                     scratch = \"/scratch\"\n";
     fs::write(&file, settings).unwrap();
     let printed = expect(with(train("--print-config"), "--config", &file), 0, &[]);
     assert_eq!(printed.stdout, settings);
-    let defaults = run(train("--print-config")).stdout;
+    let defaults = run(train("--print-config --method lora")).stdout;
     for (line, default) in settings.lines().zip(defaults.lines()) {
         let (name, value) = line.split_once(" = ").unwrap();
         let (same, default) = default.split_once(" = ").unwrap();
         assert_eq!(same, name);
-        // On the CPU, that one has no other value.
+        // On the CPU, the one has no other value; the other must have this one for those of adapters to be there.
         assert!(
-            value != default || name == "host_memory",
+            value != default || ["host_memory", "method"].contains(&name),
             "{name} would not show whether it was read"
         );
         let flag = format!("--{}={}", name.replace('_', "-"), value.trim_matches('"'));
-        // Sizes with which each of the others is possible.
-        let sizes = "--hidden-size 48 --heads 3 --kv-heads 1 --batch 6";
+        // Sizes and a method with which each of the others is possible.
+        let sizes = "--hidden-size 48 --heads 3 --kv-heads 1 --batch 6 --method lora";
         let printed = expect(train(&format!("--print-config {sizes} {flag}")), 0, &[]).stdout;
         assert!(printed.lines().any(|printed| printed == line), "{flag}: {printed}");
     }

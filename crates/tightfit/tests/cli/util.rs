@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 /// A job of milliseconds.
@@ -152,10 +152,15 @@ fn check_tensors(path: &Path) -> u64 {
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     assert!(!tensors.is_empty());
     for (name, tensor) in tensors.tensors() {
-        let (floats, []) = tensor.data().as_chunks::<4>() else {
-            panic!("{name} is not made of floats");
+        let (words, halves) = (tensor.data().as_chunks::<4>().0, tensor.data().as_chunks::<2>().0);
+        let finite = match tensor.dtype() {
+            Dtype::F32 => words.iter().all(|&bits| f32::from_le_bytes(bits).is_finite()),
+            // All exponent bits set are an infinity or a NaN.
+            Dtype::BF16 => halves.iter().all(|&bits| !u16::from_le_bytes(bits) & 0x7F80 != 0),
+            Dtype::U8 => true,
+            other => panic!("{name} is of {other:?}"),
         };
-        assert!(floats.iter().all(|&f| f32::from_le_bytes(f).is_finite()), "{name}");
+        assert!(finite, "{name}");
     }
     let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
     header.metadata().as_ref().unwrap()["steps"].parse().unwrap()

@@ -87,21 +87,37 @@ impl Left {
     /// The largest difference from what is expected, and of what: of losses and norms relative to each, of a tensor (weights, and the
     /// moments, which are sums of gradients) in the Euclidean norm, relative to the tensor's.
     pub fn relative_error(&self, expected: &Self) -> (f64, String) {
-        let relative = |x: f64, y: f64| ((x - y) / y).abs();
-        let of = |what: &str, error: f64| (error, what.to_owned());
-        let losses = self.losses.iter().zip(&expected.losses);
+        let mut errors = self.errors_of_losses(expected);
         let norms = self.norms.iter().zip(&expected.norms);
-        let mut errors: Vec<(f64, String)> = losses.map(|(&x, &y)| of("loss", relative(x, y))).collect();
-        errors.extend(norms.map(|(&x, &y)| of("gradients' norm", relative(x.into(), y.into()))));
-        errors.push(of("evaluation", relative(self.eval_loss, expected.eval_loss)));
+        errors.extend(norms.map(|(&x, &y)| (relative(x.into(), y.into()), "gradients' norm".to_owned())));
         for (name, values) in &expected.persistent {
             let found = &self.persistent[name];
-            errors.push(of(name, relative_error(found, values)));
+            errors.push((relative_error(found, values), name.clone()));
         }
-        // What is no number is the largest.
-        errors
-            .into_iter()
-            .max_by(|a, b| a.0.abs().total_cmp(&b.0.abs()))
-            .unwrap()
+        largest(errors)
     }
+
+    /// The largest difference of losses, and of which.
+    pub fn relative_error_of_losses(&self, expected: &Self) -> (f64, String) {
+        largest(self.errors_of_losses(expected))
+    }
+
+    fn errors_of_losses(&self, expected: &Self) -> Vec<(f64, String)> {
+        let losses = self.losses.iter().zip(&expected.losses);
+        let losses = losses.map(|(&x, &y)| (relative(x, y), "loss".to_owned()));
+        let evaluation = (relative(self.eval_loss, expected.eval_loss), "evaluation".to_owned());
+        losses.chain([evaluation]).collect()
+    }
+}
+
+fn relative(x: f64, y: f64) -> f64 {
+    ((x - y) / y).abs()
+}
+
+/// What is no number is the largest.
+fn largest(errors: Vec<(f64, String)>) -> (f64, String) {
+    errors
+        .into_iter()
+        .max_by(|a, b| a.0.abs().total_cmp(&b.0.abs()))
+        .unwrap()
 }

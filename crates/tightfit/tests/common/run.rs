@@ -115,8 +115,8 @@ impl<F: FnMut(&str, u32) -> Named> Driver for Recorder<F> {
     }
 }
 
-/// Every persistent tensor, on whichever tier.
-pub fn persistent(session: &mut Session) -> BTreeMap<String, Vec<f32>> {
+/// Every persistent tensor's bytes, on whichever tier.
+pub fn persistent_bytes(session: &mut Session) -> BTreeMap<String, Vec<u8>> {
     let tensors = session.plan().liveness().persistent.iter();
     let names: Vec<String> = tensors.map(|tensor| tensor.name.clone()).collect();
     let mut all = BTreeMap::new();
@@ -130,6 +130,26 @@ pub fn persistent(session: &mut Session) -> BTreeMap<String, Vec<f32>> {
         all.insert(name, values);
     }
     all
+}
+
+/// The numbers of every persistent tensor, on whichever tier; quantised ones, which nothing changes, are left out.
+pub fn persistent(session: &mut Session) -> BTreeMap<String, Vec<f32>> {
+    let numbers = |dtype, bytes: Vec<u8>| -> Option<Vec<f32>> {
+        let (words, halves) = (bytes.as_chunks::<4>().0.iter(), bytes.as_chunks::<2>().0.iter());
+        Some(match dtype {
+            DType::F32 => words.map(|&word| f32::from_le_bytes(word)).collect(),
+            DType::Bf16 => halves.map(|&half| half::bf16::from_le_bytes(half).to_f32()).collect(),
+            DType::F16 => halves.map(|&half| half::f16::from_le_bytes(half).to_f32()).collect(),
+            DType::U8 => bytes.into_iter().map(f32::from).collect(),
+            DType::I32 | DType::Block(_) => return None,
+        })
+    };
+    let all = persistent_bytes(session).into_iter();
+    let all = all.filter_map(|(name, bytes)| {
+        let numbers = numbers(session.persistent_type(&name)?.dtype, bytes)?;
+        Some((name, numbers))
+    });
+    all.collect()
 }
 
 /// The step with gradients read by the session, where a job would carry them to the update.

@@ -6,6 +6,10 @@
 //! in the order of their key blocks, each tile waiting for its turn, so that the sum has the same
 //! bits for any number of threads. Tiles are handed out in that same order, so the tile that
 //! another one waits for is always running already.
+//!
+//! A dQ that is stored in 16 bits would round each partial sum. Its sums are kept in `f32` scratch
+//! instead, of as many key heads as there are threads, and all tiles of those heads run before
+//! those of the next ones.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,8 +17,9 @@ use super::mask::Pair;
 use super::product::{Into, Left, panel, product, transpose};
 use super::scratch::{Layout, Scratch};
 use super::{AttentionShape, BLOCK};
+use crate::floats::{Float, Floats};
 use crate::kernel::math::exp;
-use crate::kernel::vector::{dot, load, store};
+use crate::kernel::vector::{copy_rows, dot, load, store};
 use crate::kernel::{Context, touch_last_word};
 use crate::multiversion;
 use crate::simd::Simd;
@@ -24,34 +29,34 @@ pub struct AttentionBackward {
     /// Shapes and mask.
     pub shape: AttentionShape,
     /// Queries, `[rows, heads · head_dim]`.
-    pub q: *const f32,
+    pub q: Floats,
     /// Keys, `[rows, kv_heads · head_dim]`.
-    pub k: *const f32,
+    pub k: Floats,
     /// Values, `[rows, kv_heads · head_dim]`.
-    pub v: *const f32,
+    pub v: Floats,
     /// Output of the forward op, `[rows, heads · head_dim]`.
-    pub o: *const f32,
+    pub o: Floats,
     /// From the forward op, `[rows, heads]`.
     pub lse: *const f32,
     /// Gradient of the output, `[rows, heads · head_dim]`.
-    pub d_o: *const f32,
+    pub d_o: Floats,
     /// First row of each row's document, `[rows]`, never decreasing.
     pub doc_start: *const i32,
     /// Gradient of the queries, `[rows, heads · head_dim]`.
-    pub dq: *mut f32,
+    pub dq: Floats,
     /// Gradient of the keys, `[rows, kv_heads · head_dim]`.
-    pub dk: *mut f32,
+    pub dk: Floats,
     /// Gradient of the values, `[rows, kv_heads · head_dim]`.
-    pub dv: *mut f32,
+    pub dv: Floats,
     /// [`attention_backward_workspace`] bytes.
     pub workspace: *mut u8,
 }
 
 shared!(AttentionBackward);
 
-/// Bytes of workspace.
-pub fn attention_backward_workspace(shape: &AttentionShape, threads: usize) -> u64 {
-    let layout = Layout::new(shape);
+/// Bytes of workspace for operands that are stored so.
+pub fn attention_backward_workspace(shape: &AttentionShape, stored: Float, threads: usize) -> u64 {
+    let layout = Layout::new(shape, stored);
     ((layout.scratch + threads * layout.per_worker) * size_of::<f32>()) as u64
 }
 
@@ -69,13 +74,21 @@ pub unsafe fn attention_backward(cx: &Context, args: &AttentionBackward) {
         // SAFETY: the caller's contract; blocks are disjoint.
         unsafe { prepare_block(isa, args, block) }
     });
-    // In the order that turns are given in; early blocks, seen by the most queries, come first.
-    cx.for_each(blocks * shape.kv_heads, |isa, tile, worker| {
-        let (block, kv_head) = (tile / shape.kv_heads, tile % shape.kv_heads);
-        // SAFETY: the caller's contract; tiles are disjoint but for dQ, which takes turns.
-        unsafe { key_block(isa, args, block, kv_head, worker) }
-    });
-    let bytes = attention_backward_workspace(shape, cx.pool.threads());
+    let threads = cx.pool.threads();
+    let at_once = match args.dq.stored() {
+        Float::F32 => shape.kv_heads,
+        Float::Bf16 | Float::F16 => threads.min(shape.kv_heads),
+    };
+    for first in (0..shape.kv_heads).step_by(at_once) {
+        let heads = at_once.min(shape.kv_heads - first);
+        // In the order that turns are given in; early blocks, seen by the most queries, come first.
+        cx.for_each(blocks * heads, |isa, tile, worker| {
+            let (block, sums) = (tile / heads, tile % heads);
+            // SAFETY: the caller's contract; tiles are disjoint but for dQ and its sums, which take turns.
+            unsafe { key_block(isa, args, block, (first + sums, sums), worker) }
+        });
+    }
+    let bytes = attention_backward_workspace(shape, args.dq.stored(), threads);
     // SAFETY: the caller's contract.
     unsafe { touch_last_word(args.workspace, bytes) };
 }
@@ -105,7 +118,10 @@ unsafe fn prepare_block_body<S: Simd>(s: S, args: &AttentionBackward, block: usi
     let t0 = block * BLOCK;
     // SAFETY: rows and counters of this block belong to this tile.
     unsafe {
-        let delta = args.workspace.cast::<f32>().add(Layout::new(shape).delta);
+        let delta = args
+            .workspace
+            .cast::<f32>()
+            .add(Layout::new(shape, args.dq.stored()).delta);
         for i in t0 * shape.heads..shape.rows.min(t0 + BLOCK) * shape.heads {
             *delta.add(i) = dot(s, args.o.add(i * d), args.d_o.add(i * d), d);
         }
@@ -117,37 +133,43 @@ unsafe fn prepare_block_body<S: Simd>(s: S, args: &AttentionBackward, block: usi
 }
 
 multiversion! {
-    unsafe fn key_block(args: &AttentionBackward, block: usize, kv_head: usize, worker: usize)
+    unsafe fn key_block(args: &AttentionBackward, block: usize, kv_head: (usize, usize), worker: usize)
         = key_block_body;
 }
 
+/// One block of keys of a key head, which comes with the number of the scratch that has its sums of dQ.
 #[inline(always)]
-unsafe fn key_block_body<S: Simd>(s: S, args: &AttentionBackward, block: usize, kv_head: usize, worker: usize) {
+unsafe fn key_block_body<S: Simd>(
+    s: S,
+    args: &AttentionBackward,
+    block: usize,
+    (kv_head, sums_of): (usize, usize),
+    worker: usize,
+) {
     let shape = &args.shape;
     let d = shape.head_dim;
     let k0 = block * BLOCK;
     let keys = BLOCK.min(shape.rows - k0);
-    let group = shape.heads / shape.kv_heads;
+    let group = shape.group();
     // SAFETY: key rows `k0..k0 + keys` of `kv_head` belong to this tile, the scratch to this
     // worker.
     unsafe {
-        let scratch = Scratch::new(args.workspace, shape, worker);
+        let layout = Layout::new(shape, args.dq.stored());
+        let scratch = Scratch::new(args.workspace, shape, &layout, worker);
+        let sums = args.workspace.cast::<f32>();
+        let sums = sums.add(layout.scratch + sums_of * layout.per_worker + layout.sums);
         let offset = k0 * shape.kv_stride() + kv_head * d;
         if keys < BLOCK {
             scratch.kt.write_bytes(0, 2 * d * BLOCK);
         }
-        transpose(s, (keys, d), args.k.add(offset), shape.kv_stride(), scratch.kt, BLOCK);
-        transpose(s, (keys, d), args.v.add(offset), shape.kv_stride(), scratch.vt, BLOCK);
-        let k = args.k.add(offset);
-        copy_scaled(
-            s,
-            (keys, d),
-            k,
-            shape.kv_stride(),
-            scratch.k,
-            scratch.width,
-            shape.scale,
-        );
+        // V passes through the place of Q, which comes later.
+        let (size, width) = ((keys, d), scratch.width);
+        for (rows, copy, transposed) in [(args.k, scratch.k, scratch.kt), (args.v, scratch.q, scratch.vt)] {
+            copy_rows(s, size, rows.add(offset), shape.kv_stride(), copy.into(), width);
+            transpose(s, size, copy, width, transposed, BLOCK);
+        }
+        let k = Floats::of_mut(scratch.k);
+        copy_scaled(s, size, k, width, k, width, shape.scale);
         // dK and, behind it, dV.
         scratch.dk.write_bytes(0, 2 * BLOCK * scratch.width);
 
@@ -159,27 +181,28 @@ unsafe fn key_block_body<S: Simd>(s: S, args: &AttentionBackward, block: usize, 
                 }
                 let queries = BLOCK.min(shape.rows - t0);
                 block_pair(s, args, &scratch, Pair { t0, queries, k0, keys }, head);
-                add_to_dq(s, args, &scratch, (block, query_block), head);
+                let sums = sums.add((head - kv_head * group) * d);
+                add_to_dq(s, args, &scratch, (block, query_block), head, sums);
             }
         }
 
         let (dk, dv) = (args.dk.add(offset), args.dv.add(offset));
-        copy_scaled(s, (keys, d), scratch.dk, scratch.width, dk, shape.kv_stride(), 1.0);
-        copy_scaled(s, (keys, d), scratch.dv, scratch.width, dv, shape.kv_stride(), 1.0);
+        copy_rows(s, size, scratch.dk.into(), width, dk, shape.kv_stride());
+        copy_rows(s, size, scratch.dv.into(), width, dv, shape.kv_stride());
     }
 }
 
 /// `dst = scale · src` for a block of rows.
 ///
 /// # Safety
-/// Both are valid for the shape with their strides.
+/// Both are valid for the shape with their strides; they are the same or do not overlap.
 #[inline(always)]
 unsafe fn copy_scaled<S: Simd>(
     s: S,
     (rows, cols): (usize, usize),
-    src: *const f32,
+    src: Floats,
     src_stride: usize,
-    dst: *mut f32,
+    dst: Floats,
     dst_stride: usize,
     scale: f32,
 ) {
@@ -223,8 +246,8 @@ unsafe fn block_pair<S: Simd>(s: S, args: &AttentionBackward, scratch: &Scratch,
     unsafe {
         let offset = t0 * shape.q_stride() + head * d;
         let (query, gradient) = (args.q.add(offset), args.d_o.add(offset));
-        copy_scaled(s, (queries, d), query, shape.q_stride(), q, width, shape.scale);
-        copy_scaled(s, (queries, d), gradient, shape.q_stride(), d_o, width, 1.0);
+        copy_scaled(s, (queries, d), query, shape.q_stride(), q.into(), width, shape.scale);
+        copy_rows(s, (queries, d), gradient, shape.q_stride(), d_o.into(), width);
 
         // Scores into `p`, do·vᵀ into `ds`.
         for key in (0..keys).step_by(panel::<S>()) {
@@ -317,7 +340,8 @@ unsafe fn probability_row<S: Simd>(
     unsafe {
         let at = t * args.shape.heads + head;
         let lse = s.splat(*args.lse.add(at));
-        let delta = args.workspace.cast::<f32>().add(Layout::new(&args.shape).delta);
+        let layout = Layout::new(&args.shape, args.dq.stored());
+        let delta = args.workspace.cast::<f32>().add(layout.delta);
         let delta = s.splat(*delta.add(at));
         for i in (from / S::LANES * S::LANES..to).step_by(S::LANES) {
             let probability = exp(s, s.sub(s.load(p.add(i)), lse));
@@ -333,10 +357,11 @@ unsafe fn probability_row<S: Simd>(
     }
 }
 
-/// Adds the scratch's dQ to the result when it is this key block's turn; the first one stores.
+/// Adds the scratch's dQ to the sum so far when it is this key block's turn. The first one begins the sum, and the last one, that of
+/// the queries themselves, writes the result. A result in `f32` is its own sum.
 ///
 /// # Safety
-/// As for [`attention_backward`].
+/// As for [`attention_backward`]; `sums` are the head's, rows of its group apart.
 #[inline(always)]
 unsafe fn add_to_dq<S: Simd>(
     s: S,
@@ -344,6 +369,7 @@ unsafe fn add_to_dq<S: Simd>(
     scratch: &Scratch,
     (block, query_block): (usize, usize),
     head: usize,
+    sums: *mut f32,
 ) {
     let shape = &args.shape;
     let d = shape.head_dim;
@@ -361,13 +387,19 @@ unsafe fn add_to_dq<S: Simd>(
             }
         }
         let first = shape.first_key(args.doc_start, t0) / BLOCK == block;
+        let last = block == query_block;
         for i in 0..BLOCK.min(shape.rows - t0) {
-            let src = scratch.dq.add(i * scratch.width);
-            let dst = args.dq.add((t0 + i) * shape.q_stride() + head * d);
+            let part = scratch.dq.add(i * scratch.width);
+            let dq = args.dq.add((t0 + i) * shape.q_stride() + head * d);
+            let so_far = match dq.stored() {
+                Float::F32 => dq.address().cast(),
+                Float::Bf16 | Float::F16 => sums.add((t0 + i) * shape.group() * d),
+            };
+            let to = if last { dq } else { so_far.into() };
             each_vector!(S, d, j, len => {
-                let part = load(s, src.add(j), len);
-                let sum = if first { part } else { s.add(load(s, dst.add(j), len), part) };
-                store(s, dst.add(j), sum, len);
+                let part = load(s, part.add(j), len);
+                let sum = if first { part } else { s.add(load(s, so_far.add(j), len), part) };
+                store(s, to.add(j), sum, len);
             });
         }
         turn.store(block as u32 + 1, Ordering::Release);

@@ -7,7 +7,9 @@
 
 use super::product::{Into, Left, panel, product, transpose};
 use super::{AttentionShape, BLOCK};
+use crate::floats::{Float, Floats};
 use crate::kernel::math::exp;
+use crate::kernel::vector::{as_f32, copy_rows};
 use crate::kernel::{Context, touch_last_word};
 use crate::multiversion;
 use crate::simd::Simd;
@@ -17,15 +19,15 @@ pub struct Attention {
     /// Shapes and mask.
     pub shape: AttentionShape,
     /// Queries, `[rows, heads · head_dim]`.
-    pub q: *const f32,
+    pub q: Floats,
     /// Keys, `[rows, kv_heads · head_dim]`.
-    pub k: *const f32,
+    pub k: Floats,
     /// Values, `[rows, kv_heads · head_dim]`.
-    pub v: *const f32,
+    pub v: Floats,
     /// First row of each row's document, `[rows]`, never decreasing.
     pub doc_start: *const i32,
     /// Output, `[rows, heads · head_dim]`.
-    pub o: *mut f32,
+    pub o: Floats,
     /// Natural logarithm of the sum of exponentials of the scores, `[rows, heads]`.
     pub lse: *mut f32,
     /// [`attention_workspace`] bytes.
@@ -35,14 +37,19 @@ pub struct Attention {
 shared!(Attention);
 
 /// Floats of scratch per thread: Qᵀ and Oᵀ `[head_dim, 64]`, a panel of scores, row maxima and
-/// sums.
-fn scratch(head_dim: usize) -> usize {
-    2 * head_dim * BLOCK + BLOCK * BLOCK + 2 * BLOCK
+/// sums; where operands are stored in 16 bits, also a block of keys and one of values
+/// `[64, head_dim]`.
+fn scratch(head_dim: usize, stored: Float) -> usize {
+    let copies = match stored {
+        Float::F32 => 0,
+        Float::Bf16 | Float::F16 => 2,
+    };
+    (2 + copies) * head_dim * BLOCK + BLOCK * BLOCK + 2 * BLOCK
 }
 
-/// Bytes of workspace.
-pub fn attention_workspace(shape: &AttentionShape, threads: usize) -> u64 {
-    (threads * scratch(shape.head_dim) * size_of::<f32>()) as u64
+/// Bytes of workspace for operands that are stored so.
+pub fn attention_workspace(shape: &AttentionShape, stored: Float, threads: usize) -> u64 {
+    (threads * scratch(shape.head_dim, stored) * size_of::<f32>()) as u64
 }
 
 /// Attention with an online softmax.
@@ -61,7 +68,10 @@ pub unsafe fn attention(cx: &Context, args: &Attention) {
         unsafe { query_block(isa, args, block, head, worker) }
     });
     // SAFETY: the caller's contract.
-    unsafe { touch_last_word(args.workspace, attention_workspace(shape, cx.pool.threads())) };
+    unsafe {
+        let bytes = attention_workspace(shape, args.q.stored(), cx.pool.threads());
+        touch_last_word(args.workspace, bytes);
+    }
 }
 
 multiversion! {
@@ -81,18 +91,21 @@ unsafe fn query_block_body<S: Simd>(s: S, args: &Attention, block: usize, head: 
     let queries = BLOCK.min(shape.rows - t0);
     // SAFETY: rows `t0..t0 + queries` of `head` belong to this tile, the scratch to this worker.
     unsafe {
-        let qt = args.workspace.cast::<f32>().add(worker * scratch(d));
+        let qt = args.workspace.cast::<f32>().add(worker * scratch(d, args.q.stored()));
         let ot = qt.add(d * BLOCK);
         let scores = ot.add(d * BLOCK);
         let max = scores.add(BLOCK * BLOCK);
         let sum = max.add(BLOCK);
+        // Read and written only where the operands are not `f32` themselves.
+        let (copy, second_copy) = (sum.add(BLOCK), sum.wrapping_add(BLOCK + d * BLOCK));
 
         if queries < BLOCK {
             // Missing queries are zero: their lanes compute something finite that nobody reads.
             qt.write_bytes(0, d * BLOCK);
         }
         let q = args.q.add(t0 * shape.q_stride() + head * d);
-        transpose(s, (queries, d), q, shape.q_stride(), qt, BLOCK);
+        let (q, q_stride) = as_f32(s, (queries, d), q, shape.q_stride(), copy);
+        transpose(s, (queries, d), q, q_stride, qt, BLOCK);
         let scale = s.splat(shape.scale);
         for i in (0..d * BLOCK).step_by(S::LANES) {
             s.store(qt.add(i), s.mul(s.load(qt.add(i)), scale));
@@ -103,9 +116,14 @@ unsafe fn query_block_body<S: Simd>(s: S, args: &Attention, block: usize, head: 
             s.store(sum.add(i), s.splat(0.0));
         }
 
-        let kv_head = head / (shape.heads / shape.kv_heads);
+        let kv_head = head / shape.group();
         let first_key = shape.first_key(args.doc_start, t0);
         for k0 in (first_key / BLOCK * BLOCK..t0 + queries).step_by(BLOCK) {
+            let from = first_key.max(k0);
+            let size = ((t0 + queries).min(k0 + BLOCK) - from, d);
+            let offset = from * shape.kv_stride() + kv_head * d;
+            let (keys, key_stride) = as_f32(s, size, args.k.add(offset), shape.kv_stride(), copy);
+            let (values, value_stride) = as_f32(s, size, args.v.add(offset), shape.kv_stride(), second_copy);
             for lane in (0..queries).step_by(panel::<S>()) {
                 // The panel's queries `t..=last` and the keys of this block that any of them sees.
                 let t = t0 + lane;
@@ -115,20 +133,19 @@ unsafe fn query_block_body<S: Simd>(s: S, args: &Attention, block: usize, head: 
                 if first >= end {
                     continue;
                 }
-                let keys = end - first;
-                let offset = first * shape.kv_stride() + kv_head * d;
+                let seen = end - first;
                 let k = Left {
-                    p: args.k.add(offset),
-                    row: shape.kv_stride(),
+                    p: keys.add((first - from) * key_stride),
+                    row: key_stride,
                     col: 1,
                 };
                 let v = Left {
-                    p: args.v.add(offset),
+                    p: values.add((first - from) * value_stride),
                     row: 1,
-                    col: shape.kv_stride(),
+                    col: value_stride,
                 };
                 let n = panel::<S>();
-                product(s, Into::Replace, (keys, n, d), k, qt.add(lane), BLOCK, scores, n);
+                product(s, Into::Replace, (seen, n, d), k, qt.add(lane), BLOCK, scores, n);
                 let seen_by_all = shape.first_key(args.doc_start, last) <= first && end <= t + 1;
                 if !seen_by_all {
                     mask_panel(args, scores, n, (t, last), (first, end));
@@ -136,9 +153,9 @@ unsafe fn query_block_body<S: Simd>(s: S, args: &Attention, block: usize, head: 
                 for half in [0, S::LANES] {
                     let ot = ot.add(lane + half);
                     let (max, sum) = (max.add(lane + half), sum.add(lane + half));
-                    softmax_step(s, scores.add(half), (keys, n), max, sum, ot, d);
+                    softmax_step(s, scores.add(half), (seen, n), max, sum, ot, d);
                 }
-                product(s, Into::Add, (d, n, keys), v, scores, n, ot.add(lane), BLOCK);
+                product(s, Into::Add, (d, n, seen), v, scores, n, ot.add(lane), BLOCK);
             }
         }
 
@@ -151,7 +168,13 @@ unsafe fn query_block_body<S: Simd>(s: S, args: &Attention, block: usize, head: 
             }
         }
         let o = args.o.add(t0 * shape.q_stride() + head * d);
-        transpose(s, (d, queries), ot, BLOCK, o, shape.q_stride());
+        match o.stored() {
+            Float::F32 => transpose(s, (d, queries), ot, BLOCK, o.address().cast(), shape.q_stride()),
+            Float::Bf16 | Float::F16 => {
+                transpose(s, (d, queries), ot, BLOCK, copy, d);
+                copy_rows(s, (queries, d), copy.into(), d, o, shape.q_stride());
+            }
+        }
         for i in 0..queries {
             *args.lse.add((t0 + i) * shape.heads + head) = *max.add(i) + (*sum.add(i)).ln();
         }

@@ -40,12 +40,17 @@ impl AttentionShape {
         self.rows.div_ceil(BLOCK)
     }
 
-    /// Floats in a row of queries and outputs.
+    /// Query heads that read one key head.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Numbers in a row of queries and outputs.
     fn q_stride(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Floats in a row of keys and values.
+    /// Numbers in a row of keys and values.
     fn kv_stride(&self) -> usize {
         self.kv_heads * self.head_dim
     }

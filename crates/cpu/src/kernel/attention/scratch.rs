@@ -1,6 +1,7 @@
 //! How the workspace of the backward pass is laid out.
 
 use super::{AttentionShape, BLOCK};
+use crate::floats::Float;
 
 /// Widest panel of any instruction set, so that the workspace does not depend on it.
 const WIDEST_PANEL: usize = 32;
@@ -13,23 +14,30 @@ pub struct Layout {
     pub delta: usize,
     /// Scratch of the first worker.
     pub scratch: usize,
+    /// Sums of dQ inside of a worker's scratch, if there are any: `[rows, group · head_dim]` for the query heads of a key head.
+    pub sums: usize,
     /// Floats of scratch per worker.
     pub per_worker: usize,
 }
 
 impl Layout {
-    /// The layout for a shape.
-    pub fn new(shape: &AttentionShape) -> Self {
+    /// The layout for a shape whose operands are stored so. Of dQ in 16 bits the sums are kept in `f32` until they are complete.
+    pub fn new(shape: &AttentionShape, stored: Float) -> Self {
         let width = shape.head_dim.next_multiple_of(WIDEST_PANEL);
         // One turn counter per head and query block comes first.
         let delta = (shape.heads * shape.blocks()).next_multiple_of(16);
         let scratch = delta + (shape.rows * shape.heads).next_multiple_of(16);
-        let per_worker = 2 * shape.head_dim * BLOCK + 6 * BLOCK * width + 2 * BLOCK * BLOCK;
+        let sums = 2 * shape.head_dim * BLOCK + 6 * BLOCK * width + 2 * BLOCK * BLOCK;
+        let of_dq = match stored {
+            Float::F32 => 0,
+            Float::Bf16 | Float::F16 => shape.rows * shape.group() * shape.head_dim,
+        };
         Self {
             width,
             delta,
             scratch,
-            per_worker,
+            sums,
+            per_worker: sums + of_dq,
         }
     }
 }
@@ -65,13 +73,13 @@ impl Scratch {
     ///
     /// # Safety
     /// The workspace is valid.
-    pub unsafe fn new(workspace: *mut u8, shape: &AttentionShape, worker: usize) -> Self {
-        let Layout {
+    pub unsafe fn new(workspace: *mut u8, shape: &AttentionShape, layout: &Layout, worker: usize) -> Self {
+        let &Layout {
             width,
             scratch,
             per_worker,
             ..
-        } = Layout::new(shape);
+        } = layout;
         let transposed = shape.head_dim * BLOCK;
         let rows = BLOCK * width;
         // SAFETY: the parts add up to `per_worker`.

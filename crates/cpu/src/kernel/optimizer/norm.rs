@@ -1,7 +1,7 @@
 //! The norm of a gradient, and of all gradients together, for clipping.
 
-use super::Context;
-use super::vector::dot;
+use super::super::Context;
+use super::super::vector::dot;
 use crate::multiversion;
 use crate::simd::Simd;
 
@@ -19,12 +19,14 @@ pub struct Norm {
 
 shared!(Norm);
 
-/// `norm = √(Σ norms²)`.
+/// `norm = √(Σ norms²)`, over the scale of the loss if there is one.
 pub struct GlobalNorm<'a> {
     /// How many norms there are.
     pub count: usize,
     /// Each norm, one float.
     pub norms: &'a dyn Fn(usize) -> *const f32,
+    /// What the loss was multiplied by, one float.
+    pub scale: Option<*const f32>,
     /// Result, one float.
     pub norm: *mut f32,
 }
@@ -40,7 +42,7 @@ pub fn norm_workspace(len: usize) -> u64 {
 /// Sums squares per block, then the blocks in order, in f64.
 ///
 /// # Safety
-/// See the [module](super).
+/// See the [module](super::super).
 pub unsafe fn norm(cx: &Context, args: &Norm) {
     let blocks = args.len.div_ceil(BLOCK);
     cx.for_each(blocks, |isa, block, _| {
@@ -61,13 +63,16 @@ pub unsafe fn norm(cx: &Context, args: &Norm) {
 /// Sums in order, in f64, where no norm's square overflows.
 ///
 /// # Safety
-/// See the [module](super).
+/// See the [module](super::super).
 pub unsafe fn global_norm(args: &GlobalNorm) {
     // SAFETY: the caller's contract.
     let norms = (0..args.count).map(|index| f64::from(unsafe { *(args.norms)(index) }));
     let sum: f64 = norms.map(|norm| norm * norm).sum();
     // SAFETY: the caller's contract.
-    unsafe { *args.norm = sum.sqrt() as f32 };
+    unsafe {
+        let scale = args.scale.map_or(1.0, |scale| f64::from(*scale));
+        *args.norm = (sum.sqrt() / scale) as f32;
+    }
 }
 
 multiversion! {

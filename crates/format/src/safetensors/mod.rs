@@ -3,16 +3,25 @@
 //! Eight bytes of header length, a JSON object from tensor names to `dtype`, `shape` and `data_offsets`, then the data, without gaps.
 //! The specification is the README of `huggingface/safetensors`.
 
+mod layout;
+mod quantized;
+
 use std::{collections::BTreeMap, fmt, io::Read, path::Path};
 
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use crate::{Contents, Encoding, Entry, FormatError, Problem, entry::MAX_RANK, error::quoted, source::Source};
+
+pub use layout::Layout;
+
+/// The name in the header that is no tensor's.
+const METADATA: &str = "__metadata__";
 
 /// The longest header that the reference implementation reads.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// Reads the header of a safetensors file: its tensors by name. Their bytes lie inside the file and do not overlap.
+/// Reads the header of a safetensors file: its tensors by name. Their bytes lie inside the file and do not overlap. Tensors that its
+/// metadata say are quantised have that encoding, and the shape of what they stand for.
 ///
 /// `reader` stands at the start of the file; `len` is the size of the whole file in bytes; `path` is for errors. Memory is bounded by a
 /// small multiple of `len`, whatever the file claims.
@@ -62,6 +71,9 @@ pub fn parse<R: Read>(mut reader: R, len: u64, path: &Path) -> Result<BTreeMap<S
         return Err(FormatError::corrupt(path, place, problem));
     }
     place(&mut read.tensors, source.position(), len, path)?;
+    if let quantized::Text(Some(text)) = &read.quantized {
+        quantized::apply(text, &mut read.tensors, path)?;
+    }
     Ok(read.tensors)
 }
 
@@ -110,6 +122,7 @@ fn place(tensors: &mut BTreeMap<String, Entry>, data: u64, len: u64, path: &Path
 #[derive(Default)]
 struct Tensors {
     tensors: BTreeMap<String, Entry>,
+    quantized: quantized::Text,
     current: Option<String>,
     problem: Option<Problem>,
 }
@@ -169,8 +182,8 @@ impl<'de> Visitor<'de> for &mut Tensors {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(name) = map.next_key::<String>()? {
-            if name == "__metadata__" {
-                map.next_value::<IgnoredAny>()?;
+            if name == METADATA {
+                map.next_value_seed(&mut self.quantized)?;
                 continue;
             }
             let name = self.current.insert(name).clone();
