@@ -55,7 +55,7 @@ class Job:
 JOBS = {
     "qlora": Job(["--method", "qlora", "--base", "nf4", "--precision", "bf16-mixed", "--optimizer", "adamw", *ADAPTER],
                  400, 0.6),
-    "lora": Job(["--method", "lora", "--base", "as-is", "--precision", "bf16-mixed", "--optimizer", "adamw", *ADAPTER],
+    "lora": Job(["--method", "lora", "--base", "bf16", "--precision", "bf16-mixed", "--optimizer", "adamw", *ADAPTER],
                 550, 0.75),
     "full": Job(["--method", "full", "--precision", "bf16", "--optimizer", "adamw-8bit", "--update-in-backward"],
                 875, 0.85),
