@@ -1,4 +1,4 @@
-//! Floating-point numbers in memory, stored in 32 or 16 bits; kernels compute with all of them in `f32`.
+//! Floating-point numbers in memory, stored in 32 or 16 bits; kernels read and write all of them as `f32`.
 
 use tightfit_ir::DType;
 

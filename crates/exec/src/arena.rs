@@ -107,7 +107,7 @@ impl Arena {
     }
 
     /// The highest byte written since [`fill`](Self::fill), plus one, found by looking at the arena and at no plan. Exact to four
-    /// bytes, as every element is of four.
+    /// bytes, as every buffer is of whole words.
     pub fn measured_peak(&self) -> u64 {
         let words = self.slice::<u32>(0..self.len());
         let last = words.iter().rposition(|&word| word != UNTOUCHED);

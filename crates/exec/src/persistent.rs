@@ -104,6 +104,16 @@ pub enum TensorError {
         /// Its dtype.
         dtype: &'static str,
     },
+    /// A number that its dtype cannot hold.
+    #[error("`{tensor}` has the value {value}, which is infinite as {dtype}: store it as bf16 or f32")]
+    TooLarge {
+        /// The tensor.
+        tensor: String,
+        /// The number.
+        value: f32,
+        /// The tensor's dtype.
+        dtype: &'static str,
+    },
     /// The lower tier failed.
     #[error(transparent)]
     Transfer(#[from] TransferError),
@@ -281,9 +291,24 @@ impl Session {
             let first = part.memory.start + 2 * start;
             let to = first..first + 2 * count;
             let ([values], [halves]) = self.arena.parts_mut::<f32, u16, 1, 1>([values], [to]);
-            match ty.dtype {
-                DType::Bf16 => halves.reinterpret_cast_mut::<bf16>().convert_from_f32_slice(values),
-                _ => halves.reinterpret_cast_mut::<f16>().convert_from_f32_slice(values),
+            let infinite = match ty.dtype {
+                DType::Bf16 => {
+                    let halves = halves.reinterpret_cast_mut::<bf16>();
+                    halves.convert_from_f32_slice(values);
+                    halves.iter().position(|half| half.is_infinite())
+                }
+                _ => {
+                    let halves = halves.reinterpret_cast_mut::<f16>();
+                    halves.convert_from_f32_slice(values);
+                    halves.iter().position(|half| half.is_infinite())
+                }
+            };
+            if let Some(index) = infinite {
+                return Err(E::from(TensorError::TooLarge {
+                    tensor: name.to_owned(),
+                    value: values[index],
+                    dtype: ty.dtype.name(),
+                }));
             }
         }
         Ok(())

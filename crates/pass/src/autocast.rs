@@ -1,7 +1,7 @@
 //! Mixed precision: activations, and the gradients of activations, in `bf16` or `f16`.
 //!
 //! Saves half of what is kept for the backward, and half of the traffic; products run on 16-bit instructions where there are some.
-//! Costs precision where numbers are stored: every operation still computes in `f32` inside, weights keep the type that they are stored
+//! Costs precision where numbers are stored: every operation still sums in `f32` inside, weights keep the type that they are stored
 //! in, and what must not be rounded is not. One table, [`low_operands`], says what that is, operation by operation.
 //!
 //! `f16` reaches only 65504 and loses small gradients to zero: it wants `loss_scale`. `bf16` has the range of `f32`.

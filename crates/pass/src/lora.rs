@@ -175,7 +175,7 @@ fn layers(graph: &Graph) -> impl Iterator<Item = (NodeId, &str)> {
 }
 
 /// Whether a node's result is logits: what the model gives, or what its loss is of.
-fn is_head(graph: &Graph, node: &Node) -> bool {
+pub(crate) fn is_head(graph: &Graph, node: &Node) -> bool {
     let logits = node.outputs[0];
     let given = graph.outputs.iter().any(|output| output.value == logits);
     let is_loss = |node: &Node| matches!(node.op, Op::SoftmaxCrossEntropy(_)) && node.inputs[0] == logits;

@@ -14,6 +14,7 @@ use tightfit_ir::op::Op;
 use tightfit_ir::{Binding, Block, DType, Forward, Graph, Role, Source, ValueId};
 
 use crate::PassError;
+use crate::lora::is_head;
 
 const PASS: &str = "quantize";
 
@@ -90,6 +91,7 @@ fn uses(graph: &Graph) -> Vec<(ValueId, Uses)> {
         for (operand, id) in node.inputs.iter().enumerate() {
             let uses = &mut uses[id.index()];
             match (&node.op, operand) {
+                (Op::Linear(_), 1) if is_head(graph, node) => uses.table = true,
                 (Op::Linear(_), 1) => uses.linear = true,
                 (Op::Embedding(_) | Op::LinearCrossEntropy(_), 1) => uses.table = true,
                 _ => uses.other = true,

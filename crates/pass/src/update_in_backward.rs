@@ -33,7 +33,7 @@ const PASS: &str = "update_in_backward";
 /// The name under which `norm_step` carries the global norm to `micro_step`.
 const GLOBAL_NORM: &str = "global_norm";
 
-/// The step with the nodes of `update` inside of `micro_step`, and with a program `norm_step` before it if the optimizer clips.
+/// The step with the nodes of `update` inside of `micro_step`, and with a program `norm_step` before it if the optimizer clips or the loss is scaled.
 ///
 /// # Errors
 /// The step accumulates gradients, or there is no update to move.

@@ -250,7 +250,7 @@ impl Failure {
             | Failure::Foreign { .. }
             | Failure::Stride { .. }
             | Failure::Resume(ResumeError::Flag { .. })
-            | Failure::Job(JobError::Model(_))
+            | Failure::Job(JobError::Model(_) | JobError::NotQuantised)
             | Failure::Quantize(
                 QuantizeError::Target { .. }
                 | QuantizeError::Nothing

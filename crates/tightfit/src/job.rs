@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use tightfit_cpu::{CpuTarget, Profile};
 use tightfit_exec::load::Fill;
 use tightfit_exec::{checkpoint, load};
+use tightfit_ir::graph::Value;
 use tightfit_ir::{DType, Forward, Op, Routine, Step};
 use tightfit_model::{DecoderConfig, ModelError};
 use tightfit_pass::{
@@ -18,7 +19,7 @@ use tightfit_search::{Backend, Choice, Explanation, FitError, Limits, fit};
 
 use crate::calibration::{self, Calibration};
 use crate::pretrained::Pretrained;
-use crate::settings::{Count, Settings};
+use crate::settings::{Count, Method, Settings};
 
 /// Why there is no plan for a job.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +33,12 @@ pub enum JobError {
     /// No order or placement.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// QLoRA of a base that is not quantised.
+    #[error(
+        "--method qlora --base as-is: no linear layer of the model is quantised in its file: say --base nf4, int8 or int4, or \
+         --method lora"
+    )]
+    NotQuantised,
     /// A plan file that does not fit the job.
     #[error(transparent)]
     File(#[from] FileError),
@@ -216,6 +223,10 @@ fn step(settings: &mut Settings, pretrained: Option<&Pretrained>) -> Result<(Dec
     )?;
     if let (Count::Auto, Some(rows)) = (settings.loss_chunk, loss_chunk(&training)) {
         settings.loss_chunk = Count::Of(rows);
+    }
+    let is_quantised = |(_, value, _): (_, &Value, _)| matches!(value.ty.dtype, DType::Block(_));
+    if settings.method == Method::Qlora && !training.graph.inputs().any(is_quantised) {
+        return Err(JobError::NotQuantised);
     }
     let evaluation = prepared(model.loss(settings.evaluation_shape())?, settings, pretrained, 0.0)?;
     let optimizer = settings.optimizer();

@@ -1,6 +1,6 @@
 //! Merging: the weights of a model with an adapter added to them, `W + scaling·B·A`, streamed from file to file.
 //!
-//! A few rows are in memory at a time, with one layer's adapter. Sums are in `f32`; what is written is rounded once, to what the
+//! A few rows are in memory at a time, with one layer's adapter; of a model in int8, int4 or NF4 also one tensor as its file has it. Sums are in `f32`; what is written is rounded once, to what the
 //! model's file stores, or to `bf16` where that is quantised.
 
 use std::fs::File;
@@ -129,14 +129,30 @@ impl Writer<'_> {
         let columns = entry.row_elements() as usize;
         let rows = entry.elements().checked_div(columns as u64).unwrap_or(0);
         let most = (ELEMENTS / columns.max(1)).max(1) as u64;
+        // Where scales stand apart from codes, all of its bytes are read once.
+        let bytes = entry.bytes() as usize;
+        let apart = match entry.encoding {
+            Encoding::Block(block) if block.encodes() => {
+                self.staging.resize(bytes.max(STAGING), 0);
+                let read = model.read(entry, 0, &mut self.staging[..bytes]);
+                read.map_err(io::Error::other)?;
+                Some(block)
+            }
+            _ => None,
+        };
         let mut first = 0;
         while first < rows {
             let count = most.min(rows - first);
             self.values.resize(count as usize * columns, 0.0);
             for (row, values) in (first..).zip(self.values.chunks_exact_mut(columns)) {
                 let from = fill.file_row(row) * columns as u64;
-                let read = model.read_f32(entry, from, &mut self.staging, values);
-                read.map_err(io::Error::other)?;
+                match apart {
+                    Some(block) => block.decode(&self.staging[..bytes], rows as usize, columns, from as usize, values),
+                    None => {
+                        let read = model.read_f32(entry, from, &mut self.staging, values);
+                        read.map_err(io::Error::other)?;
+                    }
+                }
                 if let Some(branch) = branch {
                     branch.add(row as usize, values);
                 }

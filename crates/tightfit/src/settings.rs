@@ -250,7 +250,7 @@ settings! {
     }
     "Training" {
         /// Which parameters are trained: full, all of them; lora, adapters beside frozen weights; qlora, adapters beside frozen weights
-        /// in four bits
+        /// that are quantised
         #[arg(value_name = "full|lora|qlora")]
         method: Method = Method::Full;
         /// Sequences of each step
@@ -263,7 +263,7 @@ settings! {
         #[arg(value_name = "N")]
         steps: u64 = 250;
         /// What changes the weights: adamw; adamw-8bit, whose state is 2 bytes for a weight instead of 8; adafactor, next to none; lion,
-        /// 4 bytes; apollo, AdamW's state of a projection; sgd, 4 bytes, or none without --momentum
+        /// 4 bytes; apollo, AdamW's state of a projection; sgd, 4 bytes, or none with --momentum 0
         #[arg(value_name = "NAME")]
         optimizer: Optimizer = Optimizer::AdamW;
         /// Highest learning rate; 5e-5 with --model, and 2e-4 where that has adapters; a tenth of that with lion, ten times that with
@@ -351,7 +351,7 @@ settings! {
         #[arg(value_name = "auto|none")]
         loss_scale: LossScaling = LossScaling::Auto;
         /// What weights are kept in that are not trained: as-is, as in the file; f32, bf16 or f16; or quantised to int8, int4 or nf4.
-        /// auto is nf4 for qlora, else 16 bits where activations have 16, and as-is otherwise
+        /// auto is nf4 for qlora, else 16 bits where activations have 16, and as-is otherwise; blocks of a GGUF file stay
         #[arg(value_name = "auto|as-is|f32|bf16|f16|int8|int4|nf4")]
         base: Base = Base::Auto;
         /// Quantise the embedding and the head like the other weights that are not trained
@@ -368,7 +368,7 @@ settings! {
         #[arg(value_name = "none|auto|LIST")]
         offload: Offload = Offload::None;
         /// Update each weight as soon as its gradient is complete, so that gradients need little memory; one micro-batch only, and
-        /// with --clip-norm forward and backward run twice. Results stay the same
+        /// with --clip-norm or a scaled loss forward and backward run twice. Results stay the same
         #[arg(value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
         update_in_backward: bool = false;
         /// Tokens whose logits exist at one time: fewer need less memory; auto follows from the model's shape

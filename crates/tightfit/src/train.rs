@@ -20,7 +20,7 @@ pub enum TrainError {
     /// A program that is not what the loop expects.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// A loss or the gradients' norm is infinite or not a number. The update has run, so the weights are lost; checkpoints are not.
+    /// A loss or the gradients' norm is infinite or not a number: training has diverged. Checkpoints are there still.
     #[error(
         "{what} is {value} at step {step}: try a lower --lr, more --warmup-steps or a smaller --clip-norm; nothing was saved after the last checkpoint"
     )]

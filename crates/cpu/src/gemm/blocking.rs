@@ -167,8 +167,8 @@ impl Blocking {
     pub(super) fn packed_a(&self) -> usize {
         match (self.is_empty(), self.rounded) {
             (true, _) => 0,
-            (false, true) => self.mc * self.a_stride(),
-            (false, false) => self.wide_mc * self.a_stride(),
+            (false, true) => self.mc.saturating_mul(self.a_stride()),
+            (false, false) => self.wide_mc.saturating_mul(self.a_stride()),
         }
     }
 
@@ -194,7 +194,11 @@ impl Blocking {
 
     /// Words of the packed block of B. The first block is the largest and fills it.
     pub(super) fn packed_b(&self) -> usize {
-        if self.is_empty() { 0 } else { self.deep * self.nc }
+        match self.is_empty() {
+            true => 0,
+            // A product that no memory holds: it never runs.
+            false => self.deep.saturating_mul(self.nc),
+        }
     }
 
     /// Column blocks of C, outermost.

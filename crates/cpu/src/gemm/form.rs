@@ -66,7 +66,9 @@ impl Form {
     /// byte of the workspace is written whatever the threads do.
     pub fn workspace_bytes(&self, isa: Isa, threads: usize) -> u64 {
         let blocking = Blocking::new(isa, self);
-        4 * (threads * (blocking.packed_a() + blocking.sums()) + blocking.packed_b()) as u64
+        let each = blocking.packed_a().saturating_add(blocking.sums());
+        let words = threads.saturating_mul(each).saturating_add(blocking.packed_b());
+        4_u64.saturating_mul(words as u64)
     }
 
     /// What such a product moves in memory, in bytes, each weighed by what it costs: predicted times add it to the flops'.

@@ -131,8 +131,8 @@ impl Matrix {
                     let &BlockView { block, rows, cols, .. } = view;
                     let bytes = block.bytes(rows as u64, cols as u64) as usize;
                     let bytes = std::slice::from_raw_parts(view.bytes, bytes);
-                    out.add(len).write_bytes(0, len.next_multiple_of(S::LANES) - len);
-                    // Room that is written only: the decoder reads none of it.
+                    // What a slice is made of must hold numbers.
+                    out.write_bytes(0, len.next_multiple_of(S::LANES));
                     let out = std::slice::from_raw_parts_mut(out, len);
                     block.decode(bytes, rows, cols, row * cols + start, out);
                 }

@@ -16,7 +16,7 @@ pub enum Method {
     Full,
     /// Adapters beside frozen weights.
     Lora,
-    /// Adapters beside frozen weights in four bits.
+    /// Adapters beside frozen weights that are quantised.
     Qlora,
 }
 
