@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use tightfit_exec::checkpoint::{self, SaveError, Stored};
-use tightfit_exec::load::Fill;
+use tightfit_exec::load::{Fill, LoadError};
 use tightfit_format::{Checkpoint, Encoding, Entry, FormatError};
 
 use crate::adapters::Adapter;
@@ -37,12 +37,44 @@ pub fn dtype(model: &Pretrained) -> &'static str {
     }
 }
 
-/// Writes the weights of a model and its adapter, if it has one, to a safetensors file, whole or not at all. `progress` is told of more
-/// bytes of the model. Gives the bytes of the tensors.
+/// That an adapter's numbers are finite.
+///
+/// # Errors
+/// The first that is not, or a file that cannot be read.
+pub fn check(adapter: &Adapter) -> Result<(), LoadError> {
+    for entry in adapter.checkpoint().tensors().values() {
+        let values = floats(adapter.checkpoint(), entry)?;
+        if let Some((index, &value)) = values.iter().enumerate().find(|(_, value)| !value.is_finite()) {
+            return Err(LoadError::NotFinite {
+                tensor: entry.name.clone(),
+                index: index as u64,
+                value,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// All of a tensor.
+fn floats(file: &Checkpoint, entry: &Entry) -> Result<Vec<f32>, FormatError> {
+    let mut values = vec![0.0; entry.elements() as usize];
+    let mut staging = vec![0; STAGING];
+    file.read_f32(entry, 0, &mut staging, &mut values)?;
+    Ok(values)
+}
+
+/// Writes the weights of a model and its adapter, if it has one, to a safetensors file, whole or not at all: what was there before stays
+/// until they are complete and `others`, the files beside it, are written. `progress` is told of more bytes of the model. Gives the bytes
+/// of the tensors.
 ///
 /// # Errors
 /// A file cannot be read or written, or a sum is no finite number.
-pub fn merge(model: &Pretrained, path: &Path, mut progress: impl FnMut(u64)) -> Result<u64, SaveError> {
+pub fn merge(
+    model: &Pretrained,
+    path: &Path,
+    mut progress: impl FnMut(u64),
+    others: impl FnOnce() -> io::Result<()>,
+) -> Result<u64, SaveError> {
     let fills = model.weights();
     let tensors = fills.iter().map(|fill| {
         let encoding = written(fill.entry.encoding);
@@ -69,7 +101,7 @@ pub fn merge(model: &Pretrained, path: &Path, mut progress: impl FnMut(u64)) -> 
             writer.tensor(model.checkpoint(), fill, branch.as_ref())?;
             progress(fill.entry.bytes());
         }
-        Ok(())
+        others()
     })?;
     Ok(tensors.iter().map(|tensor| tensor.bytes).sum())
 }
@@ -90,17 +122,11 @@ impl Branch {
         let Some([a, b]) = weight.strip_suffix(".weight").and_then(|layer| adapter.matrices(layer)) else {
             return Ok(None);
         };
-        let read = |entry: &Entry| {
-            let mut values = vec![0.0; entry.elements() as usize];
-            let mut staging = vec![0; STAGING];
-            let read = adapter.checkpoint().read_f32(entry, 0, &mut staging, &mut values);
-            read.map(|()| values)
-        };
         Ok(Some(Self {
             scaling: adapter.config().scaling() as f32,
             rank: adapter.config().rank as usize,
-            a: read(a)?,
-            b: read(b)?,
+            a: floats(adapter.checkpoint(), a)?,
+            b: floats(adapter.checkpoint(), b)?,
         }))
     }
 

@@ -5,14 +5,14 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use serde::Serialize;
-use tightfit_exec::checkpoint;
+use tightfit_exec::checkpoint::{self, SaveError};
 
-use crate::checkpoints::{Kind, remove};
+use crate::checkpoints::Kind;
 use crate::cli::MergeArgs;
 use crate::console::{Console, Transfer};
 use crate::failure::Failure;
 use crate::memory::{format_bytes, process_peak_bytes};
-use crate::merge::{dtype, merge};
+use crate::merge::{check, dtype, merge};
 use crate::pretrained::Pretrained;
 
 use super::{print_json, write};
@@ -52,21 +52,23 @@ struct Report<'a> {
 pub fn run(args: &MergeArgs) -> Result<u8, Failure> {
     let console = Console { json: args.json };
     let model = Pretrained::open_with(&args.model, Some(&args.adapter))?;
+    model.adapter().map_or(Ok(()), check)?;
+    let mut others = files(&model)?;
+    others.push((Kind::Model.config().to_owned(), config_json(&model)));
     claim(args, &model)?;
-    let config = args.out.join(Kind::Model.config());
-    // The folder is a model once it has this file again.
-    remove(&config)?;
     let total = model.weights().iter().map(|fill| fill.entry.bytes()).sum();
     let transfer = Transfer::new("merging", total);
-    let bytes = merge(&model, &args.out.join(Kind::Model.tensors()), |bytes| {
-        transfer.add(bytes)
-    })?;
+    let write_others = || {
+        others.iter().try_for_each(|(name, content)| {
+            let written = checkpoint::replace(&args.out.join(name), |mut file| file.write_all(content));
+            written.map_err(|SaveError { source, .. }| source)
+        })
+    };
+    let path = args.out.join(Kind::Model.tensors());
+    let merged = merge(&model, &path, |bytes| transfer.add(bytes), write_others);
+    // Only an empty folder goes.
+    let bytes = merged.inspect_err(|_| drop(fs::remove_dir(&args.out)))?;
     transfer.finish();
-    for (name, content) in files(&model)? {
-        checkpoint::replace(&args.out.join(name), |mut file| file.write_all(&content))?;
-    }
-    let content = config_json(&model);
-    checkpoint::replace(&config, |mut file| file.write_all(&content))?;
     let report = Report {
         schema_version: crate::report::SCHEMA_VERSION,
         out: &args.out,

@@ -90,6 +90,18 @@ fn an_adapter_is_trained_resumed_used_and_merged() {
     };
     assert_eq!(generate(&model, Some(&out)), generate(&merged, None));
 
+    // A damaged adapter is named, and leaves the model that is there.
+    let before = fs::read(merged.join("model.safetensors")).unwrap();
+    let weights = out.join("adapter_model.safetensors");
+    let mut damaged = whole.clone();
+    let last = damaged.len() - 4;
+    damaged[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&weights, damaged).unwrap();
+    expect(merging("--overwrite"), 4, &["lora_", "NaN"]);
+    fs::write(&weights, &whole).unwrap();
+    assert!(before == fs::read(merged.join("model.safetensors")).unwrap());
+    assert_eq!(generate(&model, Some(&out)), generate(&merged, None));
+
     let started = with(lora(&model, &data, "--steps 1 --json"), "--adapter", &out);
     let report = json(&expect(with(started, "--out", &further), 0, &[]));
     assert!(report["loss_first"].as_f64().unwrap() < first - 0.05);
