@@ -144,16 +144,8 @@ impl Arena {
     /// # Panics
     /// As [`slice`](Self::slice), or two ranges overlap.
     pub fn slices_mut<T: Element, const N: usize>(&mut self, ranges: [Range<u64>; N]) -> [&mut [T]; N] {
-        for (i, a) in ranges.iter().enumerate() {
-            for b in &ranges[..i] {
-                assert!(a.end <= b.start || b.end <= a.start, "{a:?} and {b:?} overlap");
-            }
-        }
-        ranges.map(|range| {
-            let (start, count) = self.elements::<T>(range);
-            // SAFETY: as in `slice_mut`; the ranges are disjoint.
-            unsafe { std::slice::from_raw_parts_mut(start, count) }
-        })
+        let (parts, []) = self.parts_mut::<T, T, N, 0>(ranges, []);
+        parts
     }
 
     /// Elements of two types in several ranges of bytes, to write.

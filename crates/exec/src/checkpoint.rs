@@ -10,7 +10,8 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value, json};
+use tightfit_format::Encoding;
+use tightfit_format::safetensors::Layout;
 use tightfit_ir::{DType, Graph, Role, Routine, Type};
 
 use crate::persistent::{TensorError, add_staging};
@@ -37,9 +38,6 @@ pub struct SaveError {
     pub source: io::Error,
 }
 
-/// Headers are padded with blanks, so that tensors start at a multiple of this.
-const HEADER_ALIGNMENT: usize = 8;
-
 /// Writes the persistent tensors of the given roles to `path` in the order of their names, each name behind `prefix`, with `metadata`
 /// in its header.
 ///
@@ -59,60 +57,29 @@ pub fn save(
         .collect();
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
 
-    let stored = tensors.iter().map(|tensor| {
-        Ok(Stored {
-            name: format!("{prefix}{}", tensor.name),
-            dtype: dtype_name(&tensor.ty)?.to_owned(),
-            shape: tensor.ty.shape.dims().to_vec(),
-            bytes: tensor.ty.stored_bytes(),
-        })
-    });
-    let stored = stored.collect::<io::Result<Vec<_>>>().map_err(|source| SaveError {
+    let failed = |source| SaveError {
         path: path.to_owned(),
         source,
-    })?;
-    let header = header(&stored, metadata);
+    };
+    let mut layout = Layout::default();
+    for tensor in &tensors {
+        let pushed = encoding(&tensor.ty).and_then(|encoding| {
+            let name = format!("{prefix}{}", tensor.name);
+            layout
+                .push(&name, encoding, tensor.ty.shape.dims())
+                .map_err(io::Error::other)
+        });
+        pushed.map_err(failed)?;
+    }
+    let layout = layout.finish(metadata);
     replace(path, |mut file| {
-        file.write_all(&header)?;
-        tensors.iter().try_for_each(|tensor| {
-            let written = session.read(&tensor.name, |piece| file.write_all(piece).map_err(WriteError::File));
+        file.write_all(layout.header())?;
+        layout.entries().iter().try_for_each(|entry| {
+            let name = entry.name.strip_prefix(prefix).unwrap_or(&entry.name);
+            let written = session.read(name, |piece| file.write_all(piece).map_err(WriteError::File));
             written.map_err(WriteError::into_io)
         })
     })
-}
-
-/// What the header of a safetensors file says of a tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
-    /// Its name.
-    pub name: String,
-    /// Its element type, as the format names it.
-    pub dtype: String,
-    /// Outermost first.
-    pub shape: Vec<u64>,
-    /// Its size.
-    pub bytes: u64,
-}
-
-/// The first bytes of a safetensors file: the header's length and the header. The tensors follow in this order, without gaps.
-pub fn header(tensors: &[Stored], metadata: &[(&str, &str)]) -> Vec<u8> {
-    let metadata: Map<String, Value> = metadata.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-    let mut fields = Map::from_iter([("__metadata__".to_owned(), metadata.into())]);
-    let mut end = 0;
-    for tensor in tensors {
-        let start = end;
-        end += tensor.bytes;
-        let info = json!({ "dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, end] });
-        fields.insert(tensor.name.clone(), info);
-    }
-    let mut header = Value::from(fields).to_string();
-    header.extend(std::iter::repeat_n(
-        ' ',
-        header.len().next_multiple_of(HEADER_ALIGNMENT) - header.len(),
-    ));
-    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(header.as_bytes());
-    bytes
 }
 
 /// Makes `path` by writing [`partial`]`(path)` first: the content is there whole, or as it was.
@@ -174,17 +141,20 @@ impl WriteError {
     }
 }
 
-/// A dtype as the format spells it. Quantised weights are frozen, and stay in the file that they came from.
-fn dtype_name(ty: &Type) -> io::Result<&'static str> {
+/// How the file stores a tensor: as it is. Quantised weights are frozen, and stay in the file that they came from.
+fn encoding(ty: &Type) -> io::Result<Encoding> {
     const { assert!(cfg!(target_endian = "little"), "safetensors are little-endian") };
-    match ty.dtype {
-        DType::F32 => Ok("F32"),
-        DType::Bf16 => Ok("BF16"),
-        DType::F16 => Ok("F16"),
-        DType::I32 => Ok("I32"),
-        DType::U8 => Ok("U8"),
-        DType::Block(block) => Err(io::Error::other(format!(
-            "{block} weights are not saved in checkpoints"
-        ))),
-    }
+    let dtype = match ty.dtype {
+        DType::F32 => "F32",
+        DType::Bf16 => "BF16",
+        DType::F16 => "F16",
+        DType::I32 => "I32",
+        DType::U8 => "U8",
+        DType::Block(block) => {
+            return Err(io::Error::other(format!(
+                "{block} weights are not saved in checkpoints"
+            )));
+        }
+    };
+    Encoding::from_safetensors(dtype).ok_or_else(|| io::Error::other(format!("safetensors have no {dtype}")))
 }

@@ -2,6 +2,7 @@
 
 use tightfit_cpu::pool::Pool;
 use tightfit_ir::Init;
+use tightfit_ir::random::{STEP, mix, seeded};
 
 /// Elements of one tile; even, as normals are made in pairs.
 const TILE: usize = 1 << 16;
@@ -12,9 +13,9 @@ pub fn fill(pool: &Pool, part: &mut [f32], first: u64, init: Init, seed: u64, na
         Init::Zeros => part.fill(0.0),
         Init::Ones => part.fill(1.0),
         Init::Constant(value) => part.fill(value as f32),
-        Init::Normal(std) => normal(pool, part, first, std, key(seed, name)),
+        Init::Normal(std) => normal(pool, part, first, std, seeded(seed, name)),
         Init::Uniform(bound) => {
-            let key = key(seed, name);
+            let key = seeded(seed, name);
             each_tile(pool, part, |start, out| {
                 for (index, x) in out.iter_mut().enumerate() {
                     *x = (bound * (2.0 * draw(key, first + (start + index) as u64) - 1.0)) as f32;
@@ -57,28 +58,13 @@ fn box_muller(a: f64, b: f64) -> [f64; 2] {
 
 /// Uniform in (0, 1], number `index` of the stream of that seed and name.
 pub fn uniform(seed: u64, name: &str, index: u64) -> f64 {
-    draw(key(seed, name), index)
+    draw(seeded(seed, name), index)
 }
 
 /// Uniform in (0, 1], number `index` of the stream `key`.
 fn draw(key: u64, index: u64) -> f64 {
-    let bits = mix(key.wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15)));
+    let bits = mix(key.wrapping_add(index.wrapping_mul(STEP)));
     ((bits >> 11) + 1) as f64 / (1_u64 << 53) as f64
-}
-
-/// A stream for each seed and name (FNV-1a over the name).
-fn key(seed: u64, name: &str) -> u64 {
-    let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
-    });
-    mix(mix(seed) ^ hash)
-}
-
-/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014).
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 /// A tensor's first element, handed to the threads.

@@ -89,7 +89,7 @@ impl Encoding {
     }
 
     /// The encoding of a `dtype` of a safetensors header, or `None` where the format does not have it.
-    pub(crate) fn from_safetensors(dtype: &str) -> Option<Self> {
+    pub fn from_safetensors(dtype: &str) -> Option<Self> {
         match dtype {
             "F32" => Some(Encoding::F32),
             "F16" => Some(Encoding::F16),

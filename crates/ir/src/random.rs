@@ -12,6 +12,11 @@ pub fn key(name: &str) -> u64 {
     })
 }
 
+/// A key of a job's seed and a name.
+pub fn seeded(seed: u64, name: &str) -> u64 {
+    mix(mix(seed) ^ key(name))
+}
+
 /// One of 2⁶⁴ streams of 2³² words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
@@ -22,7 +27,7 @@ pub struct Stream {
 impl Stream {
     /// The stream of a key and two counts, such as a step and the upper half of an element's index.
     pub fn new(key: u64, step: u64, high: u64) -> Self {
-        let z = mix(mix(mix(key) ^ step).wrapping_add(high));
+        let z = next(next(next(key) ^ step).wrapping_add(high));
         Self {
             low: z as u32,
             high: (z >> 32) as u32,
@@ -45,8 +50,16 @@ fn finish(mut x: u32) -> u32 {
 }
 
 /// One step of SplitMix64 from that state.
-fn mix(state: u64) -> u64 {
-    let mut z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+fn next(state: u64) -> u64 {
+    mix(state.wrapping_add(STEP))
+}
+
+/// What SplitMix64 adds to its state from number to number: 2⁶⁴ over the golden ratio.
+pub const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The finalizer of SplitMix64.
+#[inline(always)]
+pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)

@@ -252,7 +252,7 @@ impl Rewrite<'_> {
         if let Some(first_token) = self.first_token {
             let dropout = Dropout {
                 p: self.config.dropout,
-                key: key(self.config.seed, layer),
+                key: tightfit_ir::random::seeded(self.config.seed, layer),
                 first_row: 0,
             };
             x = branch.push(dropout, &[x, first_token])?;
@@ -312,13 +312,6 @@ impl Branch<'_> {
             .insert(self.position, op, inputs, self.scope, Phase::Forward, Role::Activation)
             .map_err(PassError::op(PASS, self.scope))
     }
-}
-
-/// A stream of draws for each seed and layer (FNV-1a over the name, from the seed).
-fn key(seed: u64, layer: &str) -> u64 {
-    layer.bytes().fold(0xCBF2_9CE4_8422_2325 ^ seed, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
-    })
 }
 
 #[cfg(test)]

@@ -319,7 +319,8 @@ pub struct QuantizeArgs {
     /// Quantise the head, too; a tied one is the embedding's table
     #[arg(long)]
     pub head: bool,
-    /// Only these linear layers: names, or their ends behind a dot, such as q_proj,mlp.down_proj [default: all]
+    /// Only these linear layers: names, or their ends behind a dot, * for any characters, such as
+    /// q_proj,mlp.* [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub targets: Vec<String>,
     /// Threads that compute [default: one for each core]

@@ -3,13 +3,15 @@
 //! A few rows are in memory at a time, with one layer's adapter; of a model in int8, int4 or NF4 also one tensor as its file has it. Sums are in `f32`; what is written is rounded once, to what the
 //! model's file stores, or to `bf16` where that is quantised.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-use tightfit_exec::checkpoint::{self, SaveError, Stored};
+use tightfit_exec::checkpoint::{self, SaveError};
 use tightfit_exec::load::{Fill, LoadError};
-use tightfit_format::{Checkpoint, Encoding, Entry, FormatError};
+use tightfit_format::safetensors::Layout;
+use tightfit_format::{Checkpoint, Encoding, Entry, FormatError, encode};
 
 use crate::adapters::Adapter;
 use crate::pretrained::Pretrained;
@@ -75,18 +77,20 @@ pub fn merge(
     mut progress: impl FnMut(u64),
     others: impl FnOnce() -> io::Result<()>,
 ) -> Result<u64, SaveError> {
-    let fills = model.weights();
-    let tensors = fills.iter().map(|fill| {
-        let encoding = written(fill.entry.encoding);
-        Stored {
-            name: fill.weight.clone(),
-            dtype: encoding.name(),
-            shape: fill.entry.shape.clone(),
-            bytes: fill.entry.elements() * encoding.block_bytes(),
-        }
-    });
-    let tensors: Vec<Stored> = tensors.collect();
-    let header = checkpoint::header(&tensors, &[("format", "pt")]);
+    let fills: HashMap<String, Fill<'_>> = model
+        .weights()
+        .into_iter()
+        .map(|fill| (fill.weight.clone(), fill))
+        .collect();
+    let mut layout = Layout::default();
+    for fill in model.weights() {
+        let pushed = layout.push(&fill.weight, written(fill.entry.encoding), &fill.entry.shape);
+        pushed.map_err(|problem| SaveError {
+            path: path.to_owned(),
+            source: io::Error::other(problem),
+        })?;
+    }
+    let layout = layout.finish(&[("format", "pt")]);
     checkpoint::replace(path, |file| {
         let mut writer = Writer {
             file,
@@ -94,8 +98,8 @@ pub fn merge(
             staging: vec![0; STAGING],
             bytes: Vec::new(),
         };
-        writer.file.write_all(&header)?;
-        for fill in &fills {
+        writer.file.write_all(layout.header())?;
+        for fill in layout.entries().iter().filter_map(|entry| fills.get(&entry.name)) {
             let branch = model.adapter().map(|adapter| Branch::of(adapter, &fill.weight));
             let branch = branch.transpose().map_err(io::Error::other)?.flatten();
             writer.tensor(model.checkpoint(), fill, branch.as_ref())?;
@@ -103,7 +107,7 @@ pub fn merge(
         }
         others()
     })?;
-    Ok(tensors.iter().map(|tensor| tensor.bytes).sum())
+    Ok(layout.entries().iter().map(Entry::bytes).sum())
 }
 
 /// One layer's adapter in memory.
@@ -191,35 +195,24 @@ impl Writer<'_> {
 
     /// The values, rounded; the first is element `first` of the tensor.
     fn write(&mut self, fill: &Fill<'_>, first: u64) -> io::Result<()> {
-        self.bytes.clear();
         let encoding = written(fill.entry.encoding);
-        for (index, &value) in self.values.iter().enumerate() {
-            let is_finite = match encoding {
-                Encoding::F32 => {
-                    self.bytes.extend(value.to_le_bytes());
-                    value.is_finite()
-                }
-                Encoding::F16 => {
-                    let value = half::f16::from_f32(value);
-                    self.bytes.extend(value.to_le_bytes());
-                    value.is_finite()
-                }
-                _ => {
-                    let value = half::bf16::from_f32(value);
-                    self.bytes.extend(value.to_le_bytes());
-                    value.is_finite()
-                }
-            };
-            if !is_finite {
-                let index = first + index as u64;
-                let encoding = encoding.name();
-                let message = format!(
-                    "`{}` is {value} at element {index}, as {encoding} no finite number",
-                    fill.weight
-                );
-                return Err(io::Error::other(message));
-            }
+        let is_finite = |value: f32| match encoding {
+            Encoding::F16 => half::f16::from_f32(value).is_finite(),
+            Encoding::Bf16 => half::bf16::from_f32(value).is_finite(),
+            _ => value.is_finite(),
+        };
+        if let Some(index) = self.values.iter().position(|&value| !is_finite(value)) {
+            let (value, index) = (self.values[index], first + index as u64);
+            let message = format!(
+                "`{}` is {value} at element {index}, as {} no finite number",
+                fill.weight,
+                encoding.name()
+            );
+            return Err(io::Error::other(message));
         }
+        let bytes = self.values.len() * encoding.block_bytes() as usize;
+        self.bytes.resize(bytes, 0);
+        encode(encoding, &self.values, &mut self.bytes).map_err(io::Error::other)?;
         self.file.write_all(&self.bytes)
     }
 }

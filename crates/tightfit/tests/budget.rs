@@ -57,7 +57,7 @@ fn the_process_stays_within_its_budget() {
             "{shape}: arena {arena}, reserve {reserve}, budget {budget}"
         );
         // The reserve is for what cannot be planned, not a way out for what can.
-        assert!(reserve <= 28 * MIB, "{shape}: reserve {reserve}");
+        assert!(reserve <= 24 * MIB, "{shape}: reserve {reserve}");
     }
 }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::Check;
 use super::{Alias, Cost, Gradient, Op, OpError, Rule};
+use crate::random::{STEP, mix};
 use crate::tensor::Tensor;
 use crate::types::{DType, Type};
 
@@ -75,7 +76,7 @@ pub struct Draws {
 impl Draws {
     #[inline(always)]
     fn new(key: u64, token: u64) -> Self {
-        let row = mix64(key.wrapping_add(token.wrapping_mul(0x9E37_79B9_7F4A_7C15)));
+        let row = mix(key.wrapping_add(token.wrapping_mul(STEP)));
         Self {
             low: row as u32,
             high: (row >> 32) as u32,
@@ -94,13 +95,6 @@ fn mix32(mut x: u32) -> u32 {
     x = (x ^ (x >> 16)).wrapping_mul(0x7FEB_352D);
     x = (x ^ (x >> 15)).wrapping_mul(0x846C_A68B);
     x ^ (x >> 16)
-}
-
-#[inline(always)]
-fn mix64(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 impl Rule for Dropout {

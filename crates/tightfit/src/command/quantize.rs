@@ -10,6 +10,7 @@ use std::time::Instant;
 use serde::Serialize;
 use tightfit_exec::checkpoint::{self, SaveError};
 use tightfit_model::DecoderConfig;
+use tightfit_pass::Pattern;
 
 use crate::checkpoints::MODEL;
 use crate::cli::QuantizeArgs;
@@ -68,7 +69,7 @@ pub fn run(args: &QuantizeArgs) -> Result<u8, Failure> {
     };
     let choice = Choice {
         block: args.base,
-        targets: args.targets.clone(),
+        targets: args.targets.iter().cloned().map(Pattern).collect(),
         embeddings: args.embeddings,
         head: args.head,
     };

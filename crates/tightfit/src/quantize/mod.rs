@@ -15,6 +15,7 @@ use tightfit_format::safetensors::Layout;
 use tightfit_format::{Encoding, Problem};
 use tightfit_ir::Block;
 use tightfit_model::{DecoderConfig, ModelError};
+use tightfit_pass::Pattern;
 
 use crate::memory::format_bytes;
 
@@ -94,8 +95,8 @@ pub enum QuantizeError {
 pub struct Choice {
     /// The format, one that is [made here](Block::encodes).
     pub block: Block,
-    /// Linear layers by their names or the ends of these behind a dot, such as `q_proj`; all where this is empty.
-    pub targets: Vec<String>,
+    /// Linear layers by their names, as adapters' targets are; all where this is empty.
+    pub targets: Vec<Pattern>,
     /// Whether embeddings are, too.
     pub embeddings: bool,
     /// Whether the head is, too.
@@ -108,7 +109,7 @@ impl Choice {
         let uses = weight.uses;
         let table = uses.embedding && self.embeddings || uses.head && self.head;
         let linear = uses.linear && !uses.embedding && !uses.head;
-        let target = self.targets.is_empty() || self.targets.iter().any(|pattern| names(pattern, layer(&weight.name)));
+        let target = self.targets.is_empty() || self.targets.iter().any(|pattern| pattern.names(layer(&weight.name)));
         table || linear && target
     }
 }
@@ -116,13 +117,6 @@ impl Choice {
 /// A layer is called as its weight, without `.weight`.
 fn layer(weight: &str) -> &str {
     weight.strip_suffix(".weight").unwrap_or(weight)
-}
-
-/// Whether a pattern is a layer's name, or the end of it behind a dot.
-fn names(pattern: &str, layer: &str) -> bool {
-    layer
-        .strip_suffix(pattern)
-        .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// A weight on its way from one encoding to another.
@@ -193,14 +187,14 @@ pub fn plan(config: &DecoderConfig, source: &Source<'_>, choice: &Choice) -> Res
 }
 
 /// Each pattern names a layer.
-fn check_targets(weights: &[Weight], targets: &[String]) -> Result<(), QuantizeError> {
+fn check_targets(weights: &[Weight], targets: &[Pattern]) -> Result<(), QuantizeError> {
     let layers = weights
         .iter()
         .filter(|weight| weight.uses.linear)
         .map(|weight| layer(&weight.name));
     let Some(pattern) = targets
         .iter()
-        .find(|pattern| !layers.clone().any(|layer| names(pattern, layer)))
+        .find(|pattern| !layers.clone().any(|layer| pattern.names(layer)))
     else {
         return Ok(());
     };
@@ -210,7 +204,7 @@ fn check_targets(weights: &[Weight], targets: &[String]) -> Result<(), QuantizeE
     known.sort_unstable();
     known.dedup();
     Err(QuantizeError::Target {
-        pattern: pattern.clone(),
+        pattern: pattern.0.clone(),
         known,
     })
 }
@@ -277,7 +271,7 @@ mod tests {
     fn choice(targets: &[&str]) -> Choice {
         Choice {
             block: Block::Nf4,
-            targets: targets.iter().map(|&target| target.to_owned()).collect(),
+            targets: targets.iter().map(|&target| Pattern(target.to_owned())).collect(),
             embeddings: false,
             head: false,
         }

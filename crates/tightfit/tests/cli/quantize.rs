@@ -9,7 +9,7 @@ use serde_json::{Value, json as object};
 
 use crate::pretrained::model;
 use crate::stop::{Signal, Started};
-use crate::util::{BIN, expect, folder, json, names, with};
+use crate::util::{BIN, expect, folder, json, names, tiny, with};
 
 fn quantize(flags: &str, out: &Path) -> Command {
     let mut command = Command::new(BIN);
@@ -165,6 +165,13 @@ fn nothing_is_overwritten_unasked() {
     fs::remove_file(out.join("other.gguf")).unwrap();
     let again = with(quantize("--base nf4 --overwrite", &out), "--model", &out);
     expect(again, 4, &["is NF4 already"]);
+    // The model's own folder.
+    let own = dir.join("own");
+    expect(with(tiny(""), "--out", &own), 0, &[]);
+    let before = fs::read(own.join("model.safetensors")).unwrap();
+    let onto_itself = with(quantize("--base nf4 --overwrite", &own), "--model", &own);
+    expect(onto_itself, 2, &["lies in"]);
+    assert!(before == fs::read(own.join("model.safetensors")).unwrap());
 }
 
 #[test]
