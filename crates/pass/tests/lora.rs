@@ -76,13 +76,13 @@ fn a_block_before_and_after() {
     %19 = input "mlp.down.lora_A.weight" f32[2x8] adapter persistent uniform(0.35355339059327373) trainable
     %20 = input "mlp.down.lora_B.weight" f32[4x2] adapter persistent zeros trainable
     %4: f32[6x4] activation = embedding(%0, %3) @"embed" forward
-    %15: f32[6x4] activation = dropout{"p":0.25,"key":6380698819273218722}(%4, %12) @"mlp.up" forward
+    %15: f32[6x4] activation = dropout{"p":0.25,"key":6818852580722531486}(%4, %12) @"mlp.up" forward
     %16: f32[6x2] activation = linear(%15, %13) @"mlp.up" forward
     %17: f32[6x2] activation = scale{"by":1.5}(%16) @"mlp.up" forward
     %7: f32[6x8] activation = linear{"bias":true}(%4, %5, %6) @"mlp.up" forward
     %18: f32[6x8] activation = linear{"accumulate":1}(%17, %14, %7) @"mlp.up" forward
     %8: f32[6x8] activation = gelu{"approximate":"tanh"}(%18) @"mlp" forward
-    %21: f32[6x8] activation = dropout{"p":0.25,"key":15753578507753731907}(%8, %12) @"mlp.down" forward
+    %21: f32[6x8] activation = dropout{"p":0.25,"key":14121418358404750396}(%8, %12) @"mlp.down" forward
     %22: f32[6x2] activation = linear(%21, %19) @"mlp.down" forward
     %23: f32[6x2] activation = scale{"by":1.5}(%22) @"mlp.down" forward
     %10: f32[6x4] activation = linear{"accumulate":1}(%8, %9, %4) @"mlp.down" forward
