@@ -6,7 +6,7 @@
 //! doi:10.1145/2660193.2660195).
 
 /// A key of a name: FNV-1a, so that similar names start far apart.
-pub fn key(name: &str) -> u64 {
+fn key(name: &str) -> u64 {
     name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
     })

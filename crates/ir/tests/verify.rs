@@ -275,6 +275,7 @@ proptest! {
             weight_decay: 0.1,
             clip_norm: None,
             loss_scale: None,
+            seed: 1,
         };
         if let Ok(step) = autodiff(model.forward) {
             let step = optimizer(accumulate(step, micro_batches).unwrap(), &config).unwrap();

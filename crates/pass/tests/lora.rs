@@ -137,6 +137,7 @@ fn only_adapters_have_gradients_and_state() {
         weight_decay: 0.0,
         clip_norm: None,
         loss_scale: None,
+        seed: 1,
     };
     let step = optimizer(step, &adamw).unwrap();
     let update = &step.routines[0].programs[1].graph;

@@ -67,6 +67,7 @@ fn step(chosen: Optimizer, clip_norm: Option<f64>, scale: Option<LossScale>) -> 
         weight_decay: 0.1,
         clip_norm,
         loss_scale: scale,
+        seed: 1,
     };
     let step = optimizer(step, &config).unwrap();
     step.verify().unwrap();
@@ -227,6 +228,7 @@ fn a_scaled_loss_accumulates() {
         weight_decay: 0.1,
         clip_norm: Some(1.0),
         loss_scale: Some(scale),
+        seed: 1,
     };
     optimizer(made, &config).unwrap().verify().unwrap();
 }
@@ -238,6 +240,7 @@ fn a_loss_and_its_optimizer_are_scaled_together_and_once() {
         weight_decay: 0.1,
         clip_norm: None,
         loss_scale,
+        seed: 1,
     };
     let scale = LossScale::default();
     let scaled = loss_scale(autodiff(model()).unwrap(), &scale).unwrap();
@@ -271,6 +274,7 @@ fn weights_of_16_bits_are_rounded_at_random_each_in_its_own_way() {
         weight_decay: 0.1,
         clip_norm: None,
         loss_scale: None,
+        seed: 1,
     };
     let mut train = Routine::of(TRAIN, graph);
     train.programs[0].name = MICRO_STEP.to_owned();

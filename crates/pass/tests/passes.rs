@@ -15,6 +15,7 @@ const ADAMW: OptimizerConfig = OptimizerConfig {
     weight_decay: 0.1,
     clip_norm: Some(1.0),
     loss_scale: None,
+    seed: 1,
 };
 
 /// A pre-norm MLP block on the residual stream, between a tied table's two uses.

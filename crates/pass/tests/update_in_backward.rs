@@ -31,6 +31,7 @@ fn config(clip_norm: Option<f64>) -> OptimizerConfig {
         weight_decay: 0.1,
         clip_norm,
         loss_scale: None,
+        seed: 1,
     }
 }
 

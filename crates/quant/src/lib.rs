@@ -12,6 +12,7 @@ mod ggml;
 mod groups;
 mod int4;
 mod int8;
+mod mean;
 mod nf4;
 
 pub use block::Block;

@@ -13,6 +13,7 @@
 
 use crate::dynamic;
 use crate::groups::{self, GROUP, Pairs};
+use crate::mean::mean;
 
 /// First-level scales that share a second-level one.
 const NESTED: usize = 256;
@@ -92,8 +93,7 @@ pub(crate) fn encode_scales(scales: &[f32], out: &mut [u8]) {
         out.fill(0);
         return;
     }
-    let sum: f64 = scales.iter().map(|&scale| f64::from(scale)).sum();
-    let offset = (sum / scales.len() as f64) as f32;
+    let offset = mean(scales);
     let (nested, rest) = out.split_at_mut(scales.len().div_ceil(NESTED) * size_of::<f32>());
     let (stored, codes) = rest.split_at_mut(size_of::<f32>());
     stored.copy_from_slice(&offset.to_le_bytes());

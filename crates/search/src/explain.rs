@@ -23,6 +23,13 @@ pub enum Reason {
         /// The limit.
         kept_bytes: u64,
     },
+    /// With everything kept, what leaves memory would be larger than the lower tier may be.
+    LowerTier {
+        /// Bytes with everything kept.
+        needed_bytes: u64,
+        /// What there may be.
+        limit_bytes: u64,
+    },
     /// With everything kept, the arena would be larger than it may be.
     Arena {
         /// Bytes with everything kept.
@@ -132,6 +139,15 @@ impl fmt::Display for Explanation {
             Reason::Fits => writeln!(f, "everything is kept: it fits")?,
             Reason::WholeBlocks => writeln!(f, "one checkpoint per block, as asked")?,
             Reason::Asked { kept_bytes } => writeln!(f, "at most {} kept, as asked", format_bytes(kept_bytes))?,
+            Reason::LowerTier {
+                needed_bytes,
+                limit_bytes,
+            } => writeln!(
+                f,
+                "with everything kept the lower tier would need {}, {} more than there is",
+                format_bytes(needed_bytes),
+                format_bytes(needed_bytes.saturating_sub(limit_bytes))
+            )?,
             Reason::Arena {
                 needed_bytes,
                 limit_bytes,

@@ -187,6 +187,14 @@ enum Planned {
 }
 
 impl Planned {
+    /// Bytes of the lower tier; 0 for what is too large for the arena.
+    fn lower_tier_bytes(&self) -> u64 {
+        match self {
+            Self::Placed(plan) => plan.lower_tier_bytes(),
+            Self::TooLarge(_) => 0,
+        }
+    }
+
     /// Bytes of the arena; at least so many for what is too large.
     fn arena_bytes(&self) -> u64 {
         match self {
@@ -344,10 +352,7 @@ impl<'a> Search<'a> {
         loop {
             let selection = self.selection(kept_bytes);
             let plan = self.plan(&selection, effort)?;
-            let excess = match &plan {
-                Planned::Placed(plan) => plan.lower_tier_bytes().saturating_sub(self.limits.lower_tier_bytes),
-                Planned::TooLarge(_) => 0,
-            };
+            let excess = plan.lower_tier_bytes().saturating_sub(self.limits.lower_tier_bytes);
             let used = selection.total.link_seconds;
             match &mut self.tiers.activations {
                 Activations::AsNeeded { link_seconds } if excess > 0 && used > 0.0 => {
@@ -363,28 +368,44 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// As little as makes the arena fit.
+    /// By how many bytes a plan exceeds the lower tier, as far as that depends on how much is recomputed, and the arena.
+    fn excess(&self, plan: &Planned) -> (u64, u64) {
+        let lower_tier = match self.tiers.activations {
+            Activations::Leave => plan.lower_tier_bytes().saturating_sub(self.limits.lower_tier_bytes),
+            Activations::Stay | Activations::AsNeeded { .. } => 0,
+        };
+        (lower_tier, plan.arena_bytes().saturating_sub(self.limits.arena_bytes))
+    }
+
+    /// As little as makes it fit.
     fn auto(mut self) -> Result<Fit, FitError> {
         let limit = self.limits.arena_bytes;
         let whole = self.attempt(u64::MAX, Effort::default())?;
-        let needed_bytes = whole.plan.arena_bytes();
-        if needed_bytes <= limit || self.blocks.saved_bytes() == 0 {
+        let (needed_bytes, excess) = (whole.plan.arena_bytes(), self.excess(&whole.plan));
+        if excess == (0, 0) || self.blocks.saved_bytes() == 0 {
             return self.done(whole, Reason::Fits);
         }
-        let reason = Reason::Arena {
-            needed_bytes,
-            limit_bytes: limit,
+        let reason = match excess {
+            (_, 0) => Reason::LowerTier {
+                needed_bytes: whole.plan.lower_tier_bytes(),
+                limit_bytes: self.limits.lower_tier_bytes,
+            },
+            _ => Reason::Arena {
+                needed_bytes,
+                limit_bytes: limit,
+            },
         };
         let least = self.selection(0).total.bytes;
         // The last limits of kept bytes that did and did not fit.
         let (mut low, mut high) = (None::<u64>, whole.selection.total.bytes);
         let mut best: Option<Found> = None;
-        let mut kept = high.saturating_sub(needed_bytes - limit);
+        let mut kept = high.saturating_sub(excess.0.max(excess.1));
         let mut lightest = whole;
         while self.rounds < MAX_ROUNDS {
             let found = self.attempt(kept, Effort::QUICK)?;
             let (bytes, arena) = (found.selection.total.bytes, found.plan.arena_bytes());
-            let next = if arena <= limit {
+            let excess = self.excess(&found.plan);
+            let next = if excess == (0, 0) {
                 low = Some(bytes.max(kept.min(high)));
                 best = Some(found);
                 let room = limit - arena;
@@ -393,14 +414,14 @@ impl<'a> Search<'a> {
                 }
                 kept.saturating_add(room)
             } else {
-                if arena < lightest.plan.arena_bytes() {
+                if self.is_lighter(&found, &lightest) {
                     lightest = found;
                 }
                 high = bytes;
                 if bytes <= least {
                     break;
                 }
-                kept.min(bytes).saturating_sub(arena - limit).max(least)
+                kept.min(bytes).saturating_sub(excess.0.max(excess.1)).max(least)
             };
             let floor = low.unwrap_or(least);
             if high.saturating_sub(floor) <= self.blocks.saved_bytes() / WORTHWHILE && low.is_some() {
@@ -414,7 +435,7 @@ impl<'a> Search<'a> {
         if best.is_none() && high > least {
             // Where what is kept leaves memory, the arena hardly depends on how much that is.
             let found = self.attempt(0, Effort::QUICK)?;
-            if found.plan.arena_bytes() < lightest.plan.arena_bytes() {
+            if self.is_lighter(&found, &lightest) {
                 lightest = found;
             }
         }
@@ -423,6 +444,12 @@ impl<'a> Search<'a> {
             plan.improve(Effort::default())?;
         }
         self.done(found, reason)
+    }
+
+    /// Of two choices that do not fit.
+    fn is_lighter(&self, a: &Found, b: &Found) -> bool {
+        let size = |found: &Found| (self.excess(&found.plan).0, found.plan.arena_bytes());
+        size(a) < size(b)
     }
 
     fn finish(mut self, kept_bytes: u64, reason: Reason) -> Result<Fit, FitError> {

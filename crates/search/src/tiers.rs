@@ -95,7 +95,8 @@ fn addressable(step: &Step) -> bool {
     values.map(|value| u128::from(value.ty.bytes())).sum::<u128>() <= u128::from(u64::MAX / 4)
 }
 
-/// The kinds that make it fit in the least time. What cannot fit, or cannot be quicker than what was found, is not planned.
+/// The kinds that make it fit in the least time, or else the smallest that was found. What cannot be better than what was found by its
+/// bounds is not planned.
 fn automatic(
     step: &Step,
     backend: &Backend<'_>,
@@ -122,16 +123,24 @@ fn automatic(
             ..tiers
         }
     });
-    let mut candidates = [Tiers::default(), stay, optimizer, weights, all]
+    let in_memory = |tiers: &Tiers| -> u64 {
+        let staying = tensors.values().filter(|tensor| !tensor.leaves(tiers));
+        staying.map(|tensor| tensor.bytes).sum()
+    };
+    let may_fit = |tiers: &Tiers| *tiers == all || in_memory(tiers) <= limits.arena_bytes;
+    let (able, unable): (Vec<Tiers>, Vec<Tiers>) = [Tiers::default(), stay, optimizer, weights, all]
         .into_iter()
-        .filter(|tiers| {
-            let in_memory = tensors.values().filter(|tensor| !tensor.leaves(tiers));
-            *tiers == all || in_memory.map(|tensor| tensor.bytes).sum::<u64>() <= limits.arena_bytes
-        });
+        .partition(may_fit);
+    let mut candidates = able.into_iter().chain(unable);
     let mut chosen = candidates.next().unwrap_or(all);
     let mut best = within(chosen)?;
     for tiers in candidates {
-        if best.fits && !is_quicker(compute.max(link_seconds(&tiers)), &best) {
+        let is_beaten = match best.fits {
+            true => in_memory(&tiers) > limits.arena_bytes || !is_quicker(compute.max(link_seconds(&tiers)), &best),
+            // What is on its way takes room as well: where all is small, moving less can need less.
+            false => best.lower_tier_excess == 0 && in_memory(&tiers) >= best.plan.arena_bytes(),
+        };
+        if is_beaten {
             continue;
         }
         let other = within(tiers)?;

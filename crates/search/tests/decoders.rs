@@ -37,6 +37,7 @@ fn training(config: &DecoderConfig, batch: u64, seq: u64) -> Step {
         weight_decay: 0.1,
         clip_norm: None,
         loss_scale: None,
+        seed: 1,
     };
     optimizer(autodiff(config.loss(shape).unwrap()).unwrap(), &adamw).unwrap()
 }

@@ -24,6 +24,7 @@ const CONFIG: OptimizerConfig = OptimizerConfig {
     weight_decay: 0.0,
     clip_norm: Some(1.0),
     loss_scale: None,
+    seed: 1,
 };
 
 fn training(model: &RandomModel) -> Option<Step> {

@@ -93,6 +93,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         weight_decay: 0.01,
         clip_norm: Some(1.0),
         loss_scale: None,
+        seed: 1,
     };
     let plan = plan_for_cpu(training_step(classifier()?, &adamw, 1, None)?, THREADS)?;
     println!("planned peak   {} bytes", plan.peak());

@@ -6,11 +6,8 @@ use tightfit_search::Limits;
 use crate::failure::Failure;
 use crate::job::{Job, JobError};
 use crate::pretrained::Pretrained;
-use crate::reserve::{Before, reserve_bytes};
+use crate::reserve::Before;
 use crate::settings::Settings;
-
-/// What the reserve may grow by once files are made into rows, which is after planning.
-const MARGIN_BYTES: u64 = 3 << 20;
 
 /// Plans of one choice, each beside the reserve that the one before left.
 const ATTEMPTS: u32 = 3;
@@ -38,8 +35,8 @@ pub fn plan(
     free_bytes: u64,
     before: &mut Before,
 ) -> Result<Job, Failure> {
-    let margin = if settings.data.is_empty() { 0 } else { MARGIN_BYTES };
-    let mut reserve = reserve_bytes(settings.threads)? + margin;
+    let tokenise = !settings.data.is_empty();
+    let mut reserve = before.planned_bytes(u64::MAX, settings.threads, tokenise)?;
     let mut last = None;
     for choice in settings.choices() {
         for _ in 0..ATTEMPTS {
@@ -57,17 +54,17 @@ pub fn plan(
                 Ok(job) => job,
             };
             before.end_phase()?;
-            let measured = before.reserve_bytes(job.plan.arena_bytes(), settings.threads)?;
-            let in_memory = job.plan.fit(settings.budget.0, measured).is_ok();
+            let planned = before.planned_bytes(job.plan.arena_bytes(), settings.threads, tokenise)?;
+            let in_memory = job.plan.fit(settings.budget.0, planned).is_ok();
             if in_memory && job.plan.lower_tier_bytes() <= limits.lower_tier_bytes {
                 return Ok(job);
             }
             last = Some(Ok(job));
-            if measured <= reserve {
+            if planned <= reserve {
                 break;
             }
             // The plan has grown the reserve, and leaves a smaller arena.
-            reserve = measured + margin;
+            reserve = planned;
         }
     }
     match last {

@@ -124,7 +124,7 @@ pub enum Failure {
         dir: PathBuf,
     },
     /// An adapter without a model that is kept.
-    #[error("--method lora keeps an adapter in --out, and it is of no use without its model: say which by --model")]
+    #[error("an adapter in --out is of no use without its model, and this one is fresh: say which by --model")]
     AdapterOfNothing,
     /// An output folder that another process writes to.
     #[error("another run is writing to {}: let it end, or choose another --out", dir.display())]

@@ -77,6 +77,16 @@ impl Numbers {
     /// # Errors
     /// An operation cannot work on them.
     pub fn apply(&self, forward: Forward, model: &Pretrained) -> Result<Forward, PassError> {
+        if self.base_embeddings && !matches!(self.base, Base::Quantised(_)) {
+            let message = format!(
+                "--base-embeddings is of quantised weights, and --base {} quantises none: say --base int8, int4 or nf4",
+                self.base
+            );
+            return Err(PassError::Illegal {
+                pass: "quantize",
+                message,
+            });
+        }
         let file = |weight: &str| model.stored(weight);
         let storage = Storage {
             tables: self.base_embeddings,
@@ -137,7 +147,7 @@ impl Inference {
         let plan = plan_for_cpu(step, threads).map_err(JobError::from)?;
         let mut before = Before::default();
         before.end_phase()?;
-        let reserve = before.reserve_bytes(plan.arena_bytes(), threads)?;
+        let reserve = before.planned_bytes(plan.arena_bytes(), threads, false)?;
         plan.fit(budget, reserve)?;
         let mut session = Session::new(plan, threads)?;
         session.initialise_roles(0, &[Role::KvCache])?;

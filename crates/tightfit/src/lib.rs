@@ -15,6 +15,7 @@ pub mod data;
 pub mod failure;
 pub mod follow;
 pub mod generate;
+pub mod heap;
 pub mod inference;
 pub mod input;
 pub mod job;

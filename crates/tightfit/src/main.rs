@@ -5,6 +5,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use tightfit::cli::Cli;
 use tightfit::command;
+use tightfit::heap::Heap;
+
+#[global_allocator]
+static HEAP: Heap = Heap;
 
 fn main() -> ExitCode {
     // What other parsers panic at becomes an error, which is printed.

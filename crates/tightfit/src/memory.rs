@@ -136,13 +136,20 @@ pub fn end_of_phase() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
 
-/// Bytes of mapped files (the program and its libraries) that are not resident yet: what reading them may still add.
+/// Bytes of all mapped files (the program and its libraries), whether they are resident or not.
 ///
 /// # Errors
-/// [`MemoryError`] if `/proc/self/maps` or `/proc/self/status` cannot be read.
-pub fn unread_file_bytes() -> Result<u64, MemoryError> {
-    let mapped = file_mappings(&read(Path::new("/proc/self/maps"))?);
-    Ok(mapped.saturating_sub(read_kib_field("/proc/self/status", "RssFile")?))
+/// [`MemoryError`] if `/proc/self/maps` cannot be read.
+pub fn file_bytes() -> Result<u64, MemoryError> {
+    Ok(file_mappings(&read(Path::new("/proc/self/maps"))?))
+}
+
+/// `RssFile`: bytes of mapped files that are resident.
+///
+/// # Errors
+/// [`MemoryError`] if `/proc/self/status` cannot be read or lacks the field (kernels before 4.5).
+pub fn resident_file_bytes() -> Result<u64, MemoryError> {
+    read_kib_field("/proc/self/status", "RssFile")
 }
 
 /// The bytes that `/proc/PID/maps` shows as mapped from files.

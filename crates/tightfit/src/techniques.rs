@@ -130,6 +130,14 @@ fn saved(explanation: &Explanation, lines: &mut Vec<String>) {
         Reason::Fits => "it fits".to_owned(),
         Reason::WholeBlocks => "one checkpoint per block, as asked".to_owned(),
         Reason::Asked { kept_bytes } => format!("at most {}, as asked", format_bytes(kept_bytes)),
+        Reason::LowerTier {
+            needed_bytes,
+            limit_bytes,
+        } => format!(
+            "with all of it the file takes {}, and there is room for {}",
+            format_bytes(needed_bytes),
+            format_bytes(limit_bytes)
+        ),
         Reason::Arena {
             needed_bytes,
             limit_bytes,

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use tightfit_exec::{Driver, Feed, Results, RunError, Session};
+use tightfit_ir::DType;
 use tightfit_ir::op::token_words;
 use tightfit_pass::{EVALUATE, FIRST_TOKEN, TRAIN};
 
@@ -22,7 +23,8 @@ pub enum TrainError {
     Run(#[from] RunError),
     /// A loss or the gradients' norm is infinite or not a number: training has diverged. Checkpoints are there still.
     #[error(
-        "{what} is {value} at step {step}: try a lower --lr, more --warmup-steps or a smaller --clip-norm; nothing was saved after the last checkpoint"
+        "{what} is {value} at step {step}: try a lower --lr, more --warmup-steps or a smaller --clip-norm{}; nothing was saved after the last checkpoint",
+        if *f16 { "; or --precision bf16-mixed, as f16 ends at 65504" } else { "" }
     )]
     NotFinite {
         /// The loss, the gradients' norm or the loss on held-out text.
@@ -31,6 +33,8 @@ pub enum TrainError {
         value: f64,
         /// Counted from 1.
         step: u64,
+        /// Whether activations are `f16`, which a large one may have been too large for.
+        f16: bool,
     },
 }
 
@@ -174,12 +178,21 @@ pub fn train(
         let seconds = started.elapsed().as_secs_f64();
         times.push(seconds);
         let (loss, grad_norm) = (trainer.loss, trainer.grad_norm);
-        check_finite("the loss", loss, step)?;
+        let check_finite = |what, value: f64| match value.is_finite() {
+            true => Ok(()),
+            false => Err(TrainError::NotFinite {
+                what,
+                value,
+                step,
+                f16: settings.precision.activations() == DType::F16,
+            }),
+        };
+        check_finite("the loss", loss)?;
         let scaled = trainer.scaled_step();
         if let Some(norm) = grad_norm
             && scaled.is_none_or(|scaled| scaled.scale < SMALLEST_SCALE)
         {
-            check_finite("the gradients' norm", f64::from(norm), step)?;
+            check_finite("the gradients' norm", f64::from(norm))?;
         }
         outcome.skipped_steps = trainer.skipped_steps;
         outcome.steps = step;
@@ -195,7 +208,7 @@ pub fn train(
             None
         };
         if let Some(loss) = eval_loss {
-            check_finite("the loss on held-out text", loss, step)?;
+            check_finite("the loss on held-out text", loss)?;
         }
         outcome.eval_loss = eval_loss.unwrap_or(f64::NAN);
         outcome.stopped = run.stop.load(Ordering::Relaxed) && !(last && eval_loss.is_some());
@@ -223,13 +236,6 @@ pub fn train(
 
 /// A scale of the loss at which a gradient that is not finite is none that was too large.
 const SMALLEST_SCALE: f32 = 1.0 / 65536.0;
-
-fn check_finite(what: &'static str, value: f64, step: u64) -> Result<(), TrainError> {
-    if value.is_finite() {
-        return Ok(());
-    }
-    Err(TrainError::NotFinite { what, value, step })
-}
 
 /// The mean loss on held-out text: the same rows each time; NaN where nothing is held out.
 ///

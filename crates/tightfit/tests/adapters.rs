@@ -129,6 +129,7 @@ fn ten_steps_are_those_of_peft() {
         weight_decay: optimizer("weight_decay"),
         clip_norm: None,
         loss_scale: None,
+        seed: 1,
     };
     let adapters = LoraConfig {
         rank: fixture.number("/adapters/all_linear/r") as u64,

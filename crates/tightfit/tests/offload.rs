@@ -49,6 +49,7 @@ fn step(micro_batches: u32, clip_norm: Option<f64>, choose: impl FnOnce(&Step) -
         weight_decay: 0.1,
         clip_norm,
         loss_scale: None,
+        seed: 1,
     };
     let step = training_step(forward.clone(), &optimizer, micro_batches, Some(forward)).unwrap();
     let choice = choose(&step);

@@ -132,6 +132,7 @@ fn check_training(fixture: &Fixture, machine: Machine, micro_batches: u32) {
         weight_decay: optimizer("weight_decay"),
         clip_norm: Some(optimizer("clip_norm")),
         loss_scale: None,
+        seed: 1,
     };
     let (batch, seq) = fixture.batch_shape();
     let shape = BatchShape {

@@ -323,6 +323,7 @@ proptest! {
             weight_decay: 0.1,
             clip_norm,
             loss_scale: None,
+            seed: 1,
         };
         let tolerance = tolerance(&model.forward.graph);
         let step = training_step(model.forward.clone(), &config, micro_batches, Some(model.forward)).unwrap();

@@ -135,6 +135,7 @@ proptest! {
             weight_decay: 0.1,
             clip_norm,
             loss_scale: None,
+            seed: 1,
         };
         let plain = training_step(model.forward, &config, 1, None).unwrap();
         let moved = update_in_backward(plain.clone()).unwrap();

@@ -31,7 +31,7 @@ impl Apollo {
         let op = op::Apollo {
             rank: self.rank,
             refresh: self.refresh,
-            key: random::key(&format!("{}.projection", weight.name)),
+            key: random::seeded(weight.seed, &format!("{}.projection", weight.name)),
             growth: GROWTH,
             beta1: self.adam.beta1,
             beta2: self.adam.beta2,

@@ -42,6 +42,8 @@ pub struct OptimizerConfig {
     pub clip_norm: Option<f64>,
     /// How the loss is scaled, if [`loss_scale`](crate::loss_scale()) did that.
     pub loss_scale: Option<LossScale>,
+    /// Of what is drawn at random: how weights of 16 bits are rounded, and what APOLLO projects onto.
+    pub seed: u64,
 }
 
 /// The optimizers.
@@ -67,6 +69,8 @@ struct Trained<'a> {
     ty: &'a Type,
     weight_decay: f64,
     rounding: Rounding,
+    /// [`OptimizerConfig::seed`].
+    seed: u64,
     /// Whether the update's gradient is multiplied by a factor.
     factor: bool,
 }
@@ -167,8 +171,11 @@ pub fn optimizer(mut step: Step, config: &OptimizerConfig) -> Result<Step, PassE
             },
             rounding: match weight.ty.dtype {
                 DType::F32 => Rounding::Nearest,
-                _ => Rounding::Stochastic { key: random::key(name) },
+                _ => Rounding::Stochastic {
+                    key: random::seeded(config.seed, &format!("{name}.rounding")),
+                },
             },
+            seed: config.seed,
             factor: factor.is_some(),
         });
         let state = Binding::Persistent {

@@ -66,7 +66,11 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
         complain(format_args!("warning: {warning}"));
     }
     before.end_phase()?;
-    let reserve = before.reserve_bytes(job.plan.arena_bytes(), job.settings.threads)?;
+    let reserve = before.planned_bytes(
+        job.plan.arena_bytes(),
+        job.settings.threads,
+        !job.settings.data.is_empty(),
+    )?;
     let techniques = Techniques::of(&job, &fitting.asked, &scratch);
     let mut report = Report::planned(&job, techniques, reserve);
     fitting.check(&job, &mut report, console)?;
@@ -107,7 +111,9 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
     drop(tokenizer);
     // Planning and tokenising are over: from here on the process has the arena, and beside it what it has now and some headroom.
     before.end_phase()?;
-    let reserve = before.reserve_bytes(report.arena_bytes, job.settings.threads)?;
+    let files = model_files.iter().map(|(_, content)| content.len()).sum::<usize>();
+    let passing = (plan.len() + files) as u64;
+    let reserve = before.prepared_bytes(report.arena_bytes, job.settings.threads, reserve, passing)?;
     report.prepared(&job, &text, reserve);
     write(console.line(&report.plan_text()))?;
     fitting.check(&job, &mut report, console)?;

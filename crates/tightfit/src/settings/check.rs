@@ -2,13 +2,23 @@
 
 use tightfit_model::ModelError;
 
-use super::{Base, Count, Method, Recompute, Request, Settings, SettingsError, of_adapters, of_fresh_adapters, sizes};
+use super::{
+    Base, Count, Method, Optimizer, Recompute, Request, Settings, SettingsError, of_adapters, of_fresh_adapters, sizes,
+};
 
 fn invalid(field: &'static str, value: impl ToString, message: impl Into<String>) -> SettingsError {
     SettingsError::Value {
         field,
         value: value.to_string(),
         message: message.into(),
+    }
+}
+
+fn idle(field: &'static str, of: impl Into<String>, instead: impl Into<String>) -> SettingsError {
+    SettingsError::Idle {
+        field,
+        of: of.into(),
+        instead: instead.into(),
     }
 }
 
@@ -44,6 +54,7 @@ impl Request {
             return Err(SettingsError::EndlessText);
         }
         self.check_adapters()?;
+        self.check_optimizer()?;
         match self.first_given(sizes()) {
             Some(field) if self.model.is_some() => Err(SettingsError::Architecture { field }),
             _ => Ok(()),
@@ -62,20 +73,28 @@ impl Request {
         let has_adapters = self.method.is_some_and(Method::has_adapters);
         let adapter = self.adapter.as_ref().map(|_| "adapter");
         if let (false, Some(field)) = (has_adapters, adapter.or_else(|| self.first_given(of_adapters()))) {
-            let (of, instead) = ("adapters", "say --method lora");
-            return Err(SettingsError::Adapter { field, of, instead });
+            return Err(idle(field, "adapters", "say --method lora"));
         }
         if self.adapter.is_none() {
             return Ok(());
         }
         if self.model.is_none() {
-            let (field, of, instead) = ("adapter", "a model", "say which by --model");
-            return Err(SettingsError::Adapter { field, of, instead });
+            return Err(idle("adapter", "a model", "say which by --model"));
         }
         match self.first_given(of_fresh_adapters()) {
+            Some(field) => Err(idle(field, "fresh adapters", "--adapter has its own")),
+            None => Ok(()),
+        }
+    }
+
+    /// Settings of an optimizer go with it.
+    fn check_optimizer(&self) -> Result<(), SettingsError> {
+        let optimizer = self.optimizer.unwrap_or(Optimizer::AdamW);
+        match self.first_given(optimizer.settings_of_others()) {
             Some(field) => {
-                let (of, instead) = ("fresh adapters", "--adapter has its own");
-                Err(SettingsError::Adapter { field, of, instead })
+                let of: Vec<String> = Optimizer::with(field).iter().map(ToString::to_string).collect();
+                let instead = format!("--optimizer {optimizer} has no use for it");
+                Err(idle(field, of.join(", "), instead))
             }
             None => Ok(()),
         }
@@ -203,6 +222,10 @@ impl Settings {
                 return Err(invalid("base", self.base, message));
             }
             (Method::Qlora, _) => {}
+        }
+        if self.base_embeddings && self.quantised().is_none() {
+            let instead = "say which, such as --method lora --base int8";
+            return Err(idle("base_embeddings", "quantised weights", instead));
         }
         if self.update_in_backward && self.micro_batches() > 1 {
             let message = format!(

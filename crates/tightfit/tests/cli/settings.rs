@@ -162,6 +162,22 @@ fn settings_that_do_not_go_together_are_refused() {
             "--host-memory 4GiB",
             ["--host-memory is of no use on the CPU", "--disk"],
         ),
+        (
+            "--momentum 0.5",
+            ["--momentum is of sgd", "--optimizer adamw has no use for it"],
+        ),
+        (
+            "--optimizer sgd --beta1 0.5",
+            ["--beta1 is of adamw, adamw-8bit, apollo, lion", "sgd"],
+        ),
+        (
+            "--optimizer lion --apollo-rank 8",
+            ["--apollo-rank is of apollo", "lion"],
+        ),
+        (
+            "--method lora --base bf16 --base-embeddings",
+            ["--base-embeddings is of quantised weights", "--base int8"],
+        ),
     ] {
         expect(tiny(flags), 2, &words);
     }
@@ -255,7 +271,7 @@ fn every_setting_can_come_from_a_file_and_flags_win() {
                     tie_word_embeddings = false\ninitializer_range = 0.5\nlong = \"drop\"\nskip_bad_lines = true\n\
                     eval_fraction = 0.25\nmethod = \"lora\"\nbatch = 6\nseq = 8\nsteps = 9\noptimizer = \"apollo\"\n\
                     lr = 0.25\nwarmup_steps = 4\ndecay = \"linear\"\nmin_lr_ratio = 0.75\nweight_decay = 0.5\n\
-                    beta1 = 0.125\nbeta2 = 0.25\nadam_eps = 0.0625\nmomentum = 0.5\napollo_rank = 4\napollo_refresh = 7\n\
+                    beta1 = 0.125\nbeta2 = 0.25\nadam_eps = 0.0625\napollo_rank = 4\napollo_refresh = 7\n\
                     clip_norm = \"none\"\neval_every = 5\neval_batches = 6\neval_batch = 12\nseed = 7\nrank = 8\n\
                     alpha = 3.0\nrslora = true\ndropout = 0.25\ntargets = \"q_proj,mlp.*\"\nsave_every = 3\nkeep = 1\n\
                     precision = \"bf16-mixed\"\nloss_scale = \"none\"\nbase = \"int8\"\nbase_embeddings = true\nrecompute = \"512MiB\"\n\
@@ -265,22 +281,30 @@ fn every_setting_can_come_from_a_file_and_flags_win() {
     fs::write(&file, settings).unwrap();
     let printed = expect(with(train("--print-config"), "--config", &file), 0, &[]);
     assert_eq!(printed.stdout, settings);
-    let defaults = run(train("--print-config --method lora")).stdout;
+    let of_some = "--method lora --optimizer apollo --base int8";
+    let defaults = run(train(&format!("--print-config {of_some}"))).stdout;
     for (line, default) in settings.lines().zip(defaults.lines()) {
         let (name, value) = line.split_once(" = ").unwrap();
         let (same, default) = default.split_once(" = ").unwrap();
         assert_eq!(same, name);
-        // On the CPU, the one has no other value; the other must have this one for those of adapters to be there.
+        // On the CPU, the one has no other value; the others must have this one for what depends on them to be there.
         assert!(
-            value != default || ["host_memory", "method"].contains(&name),
+            value != default || ["host_memory", "method", "optimizer", "base"].contains(&name),
             "{name} would not show whether it was read"
         );
         let flag = format!("--{}={}", name.replace('_', "-"), value.trim_matches('"'));
-        // Sizes and a method with which each of the others is possible.
+        // Sizes and choices with which each of the others is possible.
+        let needed = match name {
+            "apollo_rank" | "apollo_refresh" => "--optimizer apollo",
+            "base_embeddings" => "--base int8",
+            _ => "",
+        };
         let sizes = "--hidden-size 48 --heads 3 --kv-heads 1 --batch 6 --method lora";
-        let printed = expect(train(&format!("--print-config {sizes} {flag}")), 0, &[]).stdout;
+        let printed = expect(train(&format!("--print-config {sizes} {needed} {flag}")), 0, &[]).stdout;
         assert!(printed.lines().any(|printed| printed == line), "{flag}: {printed}");
     }
+    let sgd = expect(train("--print-config --optimizer sgd --momentum 0.5"), 0, &[]).stdout;
+    assert!(sgd.contains("\nmomentum = 0.5\n") && !sgd.contains("beta1"), "{sgd}");
     let won = with(train("--print-config --lr 0.5"), "--config", &file);
     assert_eq!(expect(won, 0, &[]).stdout, settings.replace("lr = 0.25", "lr = 0.5"));
     let spelled =

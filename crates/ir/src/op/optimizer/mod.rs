@@ -40,7 +40,7 @@ pub enum Rounding {
     /// half the distance between neighbours are not lost. Gupta et al. 2015, arXiv:1502.02551. The bits are
     /// [`Stream`](crate::random::Stream)'s of this key, the step and the element's index; the naive references do not round.
     Stochastic {
-        /// A stream for each weight: [`key`](crate::random::key) of its name.
+        /// A stream for each weight.
         key: u64,
     },
 }

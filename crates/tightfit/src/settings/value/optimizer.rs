@@ -32,6 +32,28 @@ impl Optimizer {
         (Self::Sgd, "sgd"),
     ];
 
+    /// Settings that some optimizers have: which those are.
+    const SETTINGS: [(&str, &[Self]); 6] = [
+        ("beta1", &[Self::AdamW, Self::AdamW8bit, Self::Apollo, Self::Lion]),
+        ("beta2", &[Self::AdamW, Self::AdamW8bit, Self::Apollo, Self::Lion]),
+        ("adam_eps", &[Self::AdamW, Self::AdamW8bit, Self::Apollo]),
+        ("momentum", &[Self::Sgd]),
+        ("apollo_rank", &[Self::Apollo]),
+        ("apollo_refresh", &[Self::Apollo]),
+    ];
+
+    /// Settings that mean nothing to this one.
+    pub(in crate::settings) fn settings_of_others(self) -> impl Iterator<Item = &'static str> {
+        let others = Self::SETTINGS.into_iter().filter(move |(_, of)| !of.contains(&self));
+        others.map(|(name, _)| name)
+    }
+
+    /// The optimizers that have a setting.
+    pub(in crate::settings) fn with(setting: &str) -> &'static [Self] {
+        let found = Self::SETTINGS.into_iter().find(|(name, _)| *name == setting);
+        found.map_or(&[], |(_, of)| of)
+    }
+
     /// What learning rates that suit AdamW are multiplied by: Lion's steps are as large as the learning rate in every weight, and SGD's
     /// as small as gradients are.
     pub(in crate::settings) fn lr_ratio(self) -> f64 {
