@@ -5,6 +5,7 @@ pub mod config;
 pub mod decoder;
 mod error;
 pub mod family;
+pub mod known;
 pub mod tensors;
 
 pub use builder::Builder;
@@ -12,4 +13,5 @@ pub use config::{DecoderConfig, LayerType};
 pub use decoder::{BatchShape, DecodeShape};
 pub use error::ModelError;
 pub use family::Family;
+pub use known::Known;
 pub use tensors::{Naming, RowOrder, Sources, TensorSource};
