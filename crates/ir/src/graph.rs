@@ -1,5 +1,6 @@
 //! The graph: SSA values, nodes in an order that defines before it uses, named inputs and outputs.
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -173,7 +174,7 @@ impl Graph {
             .enumerate()
             .map(|(output, ty)| {
                 self.push_value(Value {
-                    name: "".into(),
+                    name: Arc::default(),
                     ty,
                     role,
                     source: Source::Node { node, output },
@@ -270,17 +271,59 @@ impl Graph {
     }
 
     /// A name for a person: an input's own, else scope, operation and output, e.g. `layers.0.mlp/swiglu`.
-    pub fn describe(&self, id: ValueId) -> String {
+    pub fn describe(&self, id: ValueId) -> Label {
         match self.value(id).source {
-            Source::Input(_) => self.value(id).name.to_string(),
+            Source::Input(_) => Label::Input(self.value(id).name.clone()),
             Source::Node { node, output } => {
                 let node = self.node(node);
-                let mut text = format!("{}/{}", node.scope, node.op.name());
-                if node.outputs.len() > 1 {
-                    text.push_str(&format!("#{output}"));
+                Label::Result {
+                    scope: node.scope.clone(),
+                    op: node.op.name(),
+                    output: (node.outputs.len() > 1).then_some(output),
                 }
-                text
             }
+        }
+    }
+}
+
+/// A name for a person, which becomes text when it is shown: a large plan has a hundred thousand of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Label {
+    /// An input's own.
+    Input(Arc<str>),
+    /// What a node makes.
+    Result {
+        /// Of the node.
+        scope: Arc<str>,
+        /// The operation.
+        op: &'static str,
+        /// Which of its results, where it has several.
+        output: Option<usize>,
+    },
+    /// What a node needs while it runs.
+    Workspace {
+        /// Of the node.
+        scope: Arc<str>,
+        /// The operation.
+        op: &'static str,
+    },
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Input(name) => f.write_str(name),
+            Self::Result {
+                scope,
+                op,
+                output: None,
+            } => write!(f, "{scope}/{op}"),
+            Self::Result {
+                scope,
+                op,
+                output: Some(output),
+            } => write!(f, "{scope}/{op}#{output}"),
+            Self::Workspace { scope, op } => write!(f, "{scope}/{op} workspace"),
         }
     }
 }

@@ -447,7 +447,7 @@ impl<'a> Cursor<'a> {
                 "" => Vec::new(),
                 dims => dims.split('x').map(|d| d.parse().ok()).collect::<Option<Vec<u64>>>()?,
             };
-            Some(Type::new(DType::from_name(dtype)?, Shape(dims)).on(tier))
+            Some(Type::new(DType::from_name(dtype)?, Shape::from(dims)).on(tier))
         })
     }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use tightfit_quant::Block;
 
 /// How elements are stored.
@@ -82,7 +83,7 @@ impl TryFrom<String> for DType {
 
 /// A static shape, outermost dimension first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Shape(pub Vec<u64>);
+pub struct Shape(pub SmallVec<[u64; 4]>);
 
 impl Shape {
     /// The number of elements, saturating at `u64::MAX` so that an absurd shape is too large and never wraps.
@@ -98,7 +99,19 @@ impl Shape {
 
 impl<const N: usize> From<[u64; N]> for Shape {
     fn from(dims: [u64; N]) -> Self {
-        Self(dims.to_vec())
+        Self(SmallVec::from_slice(&dims))
+    }
+}
+
+impl From<Vec<u64>> for Shape {
+    fn from(dims: Vec<u64>) -> Self {
+        Self(SmallVec::from_vec(dims))
+    }
+}
+
+impl FromIterator<u64> for Shape {
+    fn from_iter<T: IntoIterator<Item = u64>>(dims: T) -> Self {
+        Self(dims.into_iter().collect())
     }
 }
 

@@ -50,17 +50,19 @@ impl Graph {
             .iter()
             .map(|value| matches!(value.source, Source::Input(_)))
             .collect();
+        let mut operands: Vec<Type> = Vec::new();
         for (index, node) in self.nodes.iter().enumerate() {
-            let place = format!("node {index} ({} {})", node.scope, node.op.name());
+            let place = || format!("node {index} ({} {})", node.scope, node.op.name());
             for &input in &node.inputs {
                 if !defined.get(input.index()).copied().unwrap_or(false) {
-                    return malformed(place, format!("uses value {} before it is made", input.0));
+                    return malformed(place(), format!("uses value {} before it is made", input.0));
                 }
             }
-            let operands: Vec<Type> = node.inputs.iter().map(|&v| self.ty(v).clone()).collect();
+            operands.clear();
+            operands.extend(node.inputs.iter().map(|&v| self.ty(v).clone()));
             let transfer = matches!(node.op, Op::Fetch(_) | Op::Store(_) | Op::Settle(_));
             if !transfer && let Some(far) = operands.iter().position(|ty| ty.tier == Tier::Lower) {
-                return malformed(place, format!("operand {far} is on the lower tier: fetch it first"));
+                return malformed(place(), format!("operand {far} is on the lower tier: fetch it first"));
             }
             let types = node.op.infer(&operands).map_err(|source| VerifyError::Op {
                 node: index,
@@ -69,23 +71,23 @@ impl Graph {
             })?;
             if types.len() != node.outputs.len() {
                 return malformed(
-                    place,
+                    place(),
                     format!("has {} results, its rule gives {}", node.outputs.len(), types.len()),
                 );
             }
             for (output, (&id, ty)) in node.outputs.iter().zip(types).enumerate() {
                 let Some(value) = self.values.get(id.index()) else {
-                    return malformed(place, format!("makes value {}, which does not exist", id.0));
+                    return malformed(place(), format!("makes value {}, which does not exist", id.0));
                 };
                 let source = Source::Node {
                     node: NodeId(index as u32),
                     output,
                 };
                 if value.source != source || defined[id.index()] {
-                    return malformed(place, format!("value {} is not its result {output}", id.0));
+                    return malformed(place(), format!("value {} is not its result {output}", id.0));
                 }
                 if value.ty != ty {
-                    return malformed(place, format!("result {output} is {}, its rule gives {ty}", value.ty));
+                    return malformed(place(), format!("result {output} is {}, its rule gives {ty}", value.ty));
                 }
                 defined[id.index()] = true;
             }
@@ -99,7 +101,7 @@ impl Graph {
     fn verify_inputs(&self) -> Result<(), VerifyError> {
         let mut names = HashSet::new();
         for (_, value, _) in self.inputs() {
-            if value.name.is_empty() || !names.insert(value.name.clone()) {
+            if value.name.is_empty() || !names.insert(&*value.name) {
                 return malformed(format!("input \"{}\"", value.name), "inputs need unique names");
             }
         }
@@ -110,29 +112,29 @@ impl Graph {
         let mut names = HashSet::new();
         let mut updated = HashSet::new();
         for output in &self.outputs {
-            let place = format!("output \"{}\"", output.name);
-            if output.name.is_empty() || !names.insert(output.name.clone()) {
-                return malformed(place, "outputs need unique names");
+            let place = || format!("output \"{}\"", output.name);
+            if output.name.is_empty() || !names.insert(&*output.name) {
+                return malformed(place(), "outputs need unique names");
             }
             if output.value.index() >= self.values.len() {
-                return malformed(place, format!("value {} does not exist", output.value.0));
+                return malformed(place(), format!("value {} does not exist", output.value.0));
             }
             let OutputKind::Update(input) = output.kind else {
                 continue;
             };
             if input.index() >= self.values.len() {
-                return malformed(place, format!("value {} does not exist", input.0));
+                return malformed(place(), format!("value {} does not exist", input.0));
             }
             match self.binding(input) {
                 Some(Binding::Persistent { .. } | Binding::Carried) => {}
-                _ => return malformed(place, "only persistent or carried inputs can be updated"),
+                _ => return malformed(place(), "only persistent or carried inputs can be updated"),
             }
             if !updated.insert(input) {
-                return malformed(place, "the input is updated twice");
+                return malformed(place(), "the input is updated twice");
             }
             if self.in_place_path(output.value, input).is_none() {
                 return malformed(
-                    place,
+                    place(),
                     format!("its value is not made in place of \"{}\"", self.value(input).name),
                 );
             }
@@ -193,20 +195,20 @@ impl Step {
     pub fn verify(&self) -> Result<(), VerifyError> {
         let mut persistent: HashMap<&str, (&Type, Init)> = HashMap::new();
         for (routine, program) in self.programs() {
-            let name = format!("{}/{}", routine.name, program.name);
+            let name = || format!("{}/{}", routine.name, program.name);
             program.graph.verify().map_err(|error| match error {
                 VerifyError::Malformed { place, message } => VerifyError::Malformed {
-                    place: format!("{name}: {place}"),
+                    place: format!("{}: {place}", name()),
                     message,
                 },
                 VerifyError::Op { node, scope, source } => VerifyError::Op {
                     node,
-                    scope: format!("{name}: {scope}"),
+                    scope: format!("{}: {scope}", name()),
                     source,
                 },
             })?;
             if program.repeat == 0 {
-                return malformed(name, "must repeat at least once");
+                return malformed(name(), "must repeat at least once");
             }
             for (_, value, binding) in program.graph.inputs() {
                 let Binding::Persistent { init, .. } = binding else {
@@ -215,7 +217,7 @@ impl Step {
                 let seen = persistent.entry(&value.name).or_insert((&value.ty, init));
                 if *seen != (&value.ty, init) {
                     return malformed(
-                        format!("{name}: input \"{}\"", value.name),
+                        format!("{}: input \"{}\"", name(), value.name),
                         format!(
                             "is {} {init:?} here, {} {:?} in another program",
                             value.ty, seen.0, seen.1

@@ -22,7 +22,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 fn error(name: &str, op: &Op, states: Vec<Tensor>) -> f64 {
     let fixture: Value = serde_json::from_str(FIXTURE).unwrap();
     let case = &fixture[name];
-    let shape = Shape(numbers(&case["shape"]).iter().map(|&n| n as u64).collect());
+    let shape: Shape = numbers(&case["shape"]).iter().map(|&n| n as u64).collect();
     let tensor = |value: &Value| Tensor {
         shape: shape.clone(),
         data: numbers(value),

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tightfit_ir::op::{AdamW, Attention, Linear, Reshape, Rope, RopeScaling, RopeTable, Rounding};
-use tightfit_ir::{Binding, Graph, Init, Op, OutputKind, Phase, Role, Shape, Step, Type};
+use tightfit_ir::{Binding, Graph, Init, Op, OutputKind, Phase, Role, Step, Type};
 use tightfit_pass::{Adam, Optimizer, OptimizerConfig, accumulate, autodiff, optimizer};
 use tightfit_testkit::random::model;
 use tightfit_testkit::suite::{Case, any_case};
@@ -81,7 +81,7 @@ fn names_may_hold_anything() {
     ] {
         let mut graph = Graph::new();
         let x = graph.input(name, Type::f32([2, 2]), Role::Input, Binding::Fed);
-        let rows = Op::from(Reshape { shape: Shape(vec![4]) });
+        let rows = Op::from(Reshape { shape: [4].into() });
         let y = graph
             .push(rows, &[x], &name.into(), Phase::Forward, Role::Activation)
             .unwrap()[0];

@@ -219,11 +219,14 @@ output \"w\" = %4 update %1
 #[test]
 fn descriptions_are_for_people() {
     let graph = graph();
-    assert_eq!(graph.describe(ValueId(1)), "w");
-    assert_eq!(graph.describe(ValueId(3)), "a/add");
+    assert_eq!(graph.describe(ValueId(1)).to_string(), "w");
+    assert_eq!(graph.describe(ValueId(3)).to_string(), "a/add");
     let norm = "%0 = input \"x\" f32[1x1] input fed\n%1 = input \"w\" f32[1] input fed\n\
         %2: f32[1x1] activation, %3: f32[1] activation = rms_norm{\"eps\":0.0}(%0, %1) @\"n\" forward\n";
-    assert_eq!(Graph::parse(norm).unwrap().describe(ValueId(3)), "n/rms_norm#1");
+    assert_eq!(
+        Graph::parse(norm).unwrap().describe(ValueId(3)).to_string(),
+        "n/rms_norm#1"
+    );
 }
 
 #[test]

@@ -5,6 +5,7 @@
 use std::sync::LazyLock;
 
 use serde_json::Value;
+use tightfit_ir::DType;
 
 use crate::config::DecoderConfig;
 use crate::error::ModelError;
@@ -18,6 +19,8 @@ pub struct Known {
     pub repository: String,
     /// Parameters as published, a tied table counted once.
     pub parameters: u64,
+    /// What its files store weights as.
+    pub dtype: DType,
     config: String,
 }
 
@@ -28,6 +31,10 @@ static TABLE: LazyLock<Vec<Known>> = LazyLock::new(|| {
         name: text(entry, "name"),
         repository: text(entry, "repository"),
         parameters: entry["parameters"].as_u64().unwrap_or_default(),
+        dtype: match entry["dtype"].as_str() {
+            Some("float16") => DType::F16,
+            _ => DType::Bf16,
+        },
         config: entry["config"].to_string(),
     });
     known.collect()

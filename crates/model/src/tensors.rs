@@ -131,7 +131,7 @@ impl DecoderConfig {
             if found != shape.dims() {
                 return Err(ModelError::TensorShape {
                     tensor: source.name,
-                    found: Shape(found.to_vec()).to_string(),
+                    found: Shape::from(found.to_vec()).to_string(),
                     expected: shape.to_string(),
                 });
             }

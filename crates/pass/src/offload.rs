@@ -180,7 +180,7 @@ impl Program {
             if late.is_empty() {
                 continue;
             }
-            let scope: Arc<str> = graph.describe(value).into();
+            let scope: Arc<str> = graph.describe(value).to_string().into();
             let maker = graph.producer(value).unwrap_or(node);
             let stored = self.store(value, None, &scope)?;
             self.visit(stored, value, late, maker.index() + 1, &scope);

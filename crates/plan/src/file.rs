@@ -150,7 +150,7 @@ impl Plan {
                 programs: programs.collect(),
                 buffers: buffers
                     .map(|(buffer, &offset)| BufferEntry {
-                        label: buffer.label.clone(),
+                        label: buffer.label.to_string(),
                         role: buffer.role,
                         tier: buffer.tier,
                         offset,

@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use tightfit_ir::graph::Label;
 use tightfit_ir::op::{AliasKind, Rule};
 use tightfit_ir::{
     Binding, Graph, Init, NodeId, OutputKind, Program, Role, Routine, Step, Target, Tier, Type, ValueId,
@@ -38,7 +39,7 @@ pub struct Persistent {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Buffer {
     /// A name for people.
-    pub label: String,
+    pub label: Label,
     /// What it is for.
     pub role: Role,
     /// Where it is.
@@ -247,7 +248,7 @@ impl<'a> RoutineBuilder<'a> {
         reads
     }
 
-    fn program(&mut self, index: usize, persistent: &mut Vec<Persistent>, names: &mut HashMap<String, usize>) {
+    fn program(&mut self, index: usize, persistent: &mut Vec<Persistent>, names: &mut HashMap<&'a str, usize>) {
         let Program { graph, repeat, .. } = &self.routine.programs[index];
         let (start, end) = (self.starts[index], self.end_of(index));
         let mut reads = self.last_reads(index);
@@ -269,7 +270,7 @@ impl<'a> RoutineBuilder<'a> {
         for (id, value, binding) in graph.inputs() {
             let place = match binding {
                 Binding::Persistent { init, .. } => {
-                    let slot = *names.entry(value.name.to_string()).or_insert_with(|| {
+                    let slot = *names.entry(&*value.name).or_insert_with(|| {
                         persistent.push(Persistent {
                             name: value.name.to_string(),
                             ty: value.ty.clone(),
@@ -379,7 +380,10 @@ impl<'a> RoutineBuilder<'a> {
             .workspace(&node.op, &graph.operand_types(node), &graph.result_types(node));
         (bytes > 0).then(|| {
             self.result.buffers.push(Buffer {
-                label: format!("{}/{} workspace", node.scope, node.op.name()),
+                label: Label::Workspace {
+                    scope: node.scope.clone(),
+                    op: node.op.name(),
+                },
                 role: Role::Workspace,
                 tier: Tier::Memory,
                 bytes,

@@ -126,7 +126,7 @@ impl Plan {
             .buffers
             .iter()
             .filter(|buffer| buffer.tier == Tier::Memory && buffer.start <= time && time <= buffer.end)
-            .map(|buffer| (buffer.label.clone(), buffer.role, buffer.bytes));
+            .map(|buffer| (buffer.label.to_string(), buffer.role, buffer.bytes));
         let persistent = self
             .liveness()
             .persistent

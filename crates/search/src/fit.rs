@@ -109,16 +109,18 @@ pub struct Fit {
     pub rounds: u32,
 }
 
-/// Plans a step within limits, recomputing what is asked for or what it takes.
+/// Plans a step within limits, recomputing what is asked for or what it takes. A plan that is about `like` another one starts from what
+/// that one keeps.
 ///
 /// # Errors
 /// Sizes that cannot be addressed, or a step without training.
 pub(crate) fn fit_on(
     tiers: Tiers,
-    step: Step,
+    step: &Step,
     backend: &Backend<'_>,
     limits: &Limits,
     recompute: Recompute,
+    like: Option<&Explanation>,
 ) -> Result<Fit, FitError> {
     let mut search = Search::new(tiers, step, backend, limits);
     match recompute {
@@ -137,7 +139,22 @@ pub(crate) fn fit_on(
             let kept_bytes = (search.blocks.saved_bytes() as f64 * percent / 100.0) as u64;
             search.finish(kept_bytes, Reason::Asked { kept_bytes })
         }
-        Recompute::Auto => search.auto(),
+        Recompute::Auto => search.auto(like),
+    }
+}
+
+/// The time that no plan of a step beats which keeps at most so many bytes in blocks: kernels, what is made again for that, and the link.
+/// Infinite where blocks cannot keep so little.
+pub(crate) fn least_seconds(tiers: Tiers, step: &Step, backend: &Backend<'_>, kept_bytes: u64, compute: f64) -> f64 {
+    let limits = Limits {
+        arena_bytes: kept_bytes,
+        lower_tier_bytes: u64::MAX,
+    };
+    let search = Search::new(tiers, step, backend, &limits);
+    let selection = search.selection(kept_bytes);
+    match selection.total.bytes <= kept_bytes {
+        true => compute + selection.bound,
+        false => f64::INFINITY,
     }
 }
 
@@ -161,7 +178,7 @@ impl<'a> Backend<'a> {
 
 struct Search<'a> {
     tiers: Tiers,
-    step: Step,
+    step: &'a Step,
     target: &'a dyn Target,
     complete: &'a dyn Fn(Step) -> Step,
     limits: Limits,
@@ -205,7 +222,7 @@ impl Planned {
 }
 
 impl<'a> Search<'a> {
-    fn new(tiers: Tiers, step: Step, backend: &Backend<'a>, limits: &Limits) -> Self {
+    fn new(tiers: Tiers, step: &'a Step, backend: &Backend<'a>, limits: &Limits) -> Self {
         let Backend { target, complete } = *backend;
         let programs = step.routine(TRAIN).into_iter().flat_map(|train| &train.programs);
         let mut programs: Vec<(String, Blocks)> = programs
@@ -378,8 +395,14 @@ impl<'a> Search<'a> {
     }
 
     /// As little as makes it fit.
-    fn auto(mut self) -> Result<Fit, FitError> {
+    fn auto(mut self, like: Option<&Explanation>) -> Result<Fit, FitError> {
         let limit = self.limits.arena_bytes;
+        if let Some(like) = like.filter(|like| like.reason != Reason::Fits) {
+            let found = self.attempt(like.kept_bytes, Effort::QUICK)?;
+            if self.excess(&found.plan) == (0, 0) {
+                return self.done(improved(found)?, like.reason);
+            }
+        }
         let whole = self.attempt(u64::MAX, Effort::default())?;
         let (needed_bytes, excess) = (whole.plan.arena_bytes(), self.excess(&whole.plan));
         if excess == (0, 0) || self.blocks.saved_bytes() == 0 {
@@ -399,7 +422,7 @@ impl<'a> Search<'a> {
         // The last limits of kept bytes that did and did not fit.
         let (mut low, mut high) = (None::<u64>, whole.selection.total.bytes);
         let mut best: Option<Found> = None;
-        let mut kept = high.saturating_sub(excess.0.max(excess.1));
+        let mut kept = high.saturating_sub(excess.0.max(excess.1)).max(least);
         let mut lightest = whole;
         while self.rounds < MAX_ROUNDS {
             let found = self.attempt(kept, Effort::QUICK)?;
@@ -421,6 +444,18 @@ impl<'a> Search<'a> {
                 if bytes <= least {
                     break;
                 }
+                if low.is_none() {
+                    // Whether anything fits at all, before what fits best is looked for.
+                    let smallest = self.attempt(0, Effort::QUICK)?;
+                    if self.excess(&smallest.plan) != (0, 0) {
+                        if self.is_lighter(&smallest, &lightest) {
+                            lightest = smallest;
+                        }
+                        break;
+                    }
+                    low = Some(smallest.selection.total.bytes);
+                    best = Some(smallest);
+                }
                 kept.min(bytes).saturating_sub(excess.0.max(excess.1)).max(least)
             };
             let floor = low.unwrap_or(least);
@@ -432,18 +467,7 @@ impl<'a> Search<'a> {
                 next => next,
             };
         }
-        if best.is_none() && high > least {
-            // Where what is kept leaves memory, the arena hardly depends on how much that is.
-            let found = self.attempt(0, Effort::QUICK)?;
-            if self.is_lighter(&found, &lightest) {
-                lightest = found;
-            }
-        }
-        let mut found = best.unwrap_or(lightest);
-        if let Planned::Placed(plan) = &mut found.plan {
-            plan.improve(Effort::default())?;
-        }
-        self.done(found, reason)
+        self.done(improved(best.unwrap_or(lightest))?, reason)
     }
 
     /// Of two choices that do not fit.
@@ -522,6 +546,14 @@ impl<'a> Search<'a> {
         }
         way
     }
+}
+
+/// A plan placed with more effort.
+fn improved(mut found: Found) -> Result<Found, PlanError> {
+    if let Planned::Placed(plan) = &mut found.plan {
+        plan.improve(Effort::default())?;
+    }
+    Ok(found)
 }
 
 /// Predicted time of a training step's kernels without recomputing, and of recomputing.

@@ -22,4 +22,4 @@ pub mod tiers;
 pub use choice::Choice;
 pub use explain::Explanation;
 pub use fit::{Backend, Fit, FitError, Limits, Recompute};
-pub use tiers::{Offload, Request, fit};
+pub use tiers::{Bound, Offload, Request, bound, fit, floor};

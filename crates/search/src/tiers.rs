@@ -1,16 +1,16 @@
 //! What goes to the lower tier: what was asked for, or the fewest kinds of tensors that make a step fit in the least time.
 //!
 //! For each candidate the search over what blocks keep runs by itself ([`fit`](mod@crate::fit)), and the predicted time of the whole
-//! plan, transfers beside the computation, decides. Two bounds leave candidates out that need no plan to be beaten: the bytes of what
-//! stays in memory in any case, and the time of the kernels without recomputing or of the link alone.
+//! plan, transfers beside the computation, decides. Bounds leave candidates out that need no plan to be beaten: the bytes of what
+//! stays in memory in any case; and the time of the link alone, or of the kernels and of what must run again for the rest to have room.
 
 use std::collections::BTreeMap;
 
-use tightfit_ir::{Binding, Link, OutputKind, Phase, Role, Step};
+use tightfit_ir::{Binding, Link, OutputKind, Phase, Program, Role, Step, Target};
 use tightfit_pass::TRAIN;
 use tightfit_plan::PlanError;
 
-use crate::fit::{Activations, Backend, Fit, FitError, Limits, Recompute, Tiers, fit_on, seconds};
+use crate::fit::{Activations, Backend, Fit, FitError, Limits, Recompute, Tiers, fit_on, least_seconds, seconds};
 
 /// What to offload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,13 +31,22 @@ pub enum Offload {
     },
 }
 
+impl Offload {
+    /// Whether what blocks keep leaves memory whatever it takes.
+    fn moves_activations(self) -> bool {
+        matches!(self, Self::Kinds { activations: true, .. })
+    }
+}
+
 /// What to do to a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
     /// What to make again.
     pub recompute: Recompute,
     /// What to move away.
     pub offload: Offload,
+    /// A plan that takes longer is of no use: nothing is done for its sake.
+    pub most_seconds: f64,
 }
 
 impl From<Recompute> for Request {
@@ -46,6 +55,7 @@ impl From<Recompute> for Request {
         Self {
             recompute,
             offload: Offload::None,
+            most_seconds: f64::INFINITY,
         }
     }
 }
@@ -65,7 +75,17 @@ pub fn fit(step: Step, backend: &Backend<'_>, limits: &Limits, request: Request)
         return Err(PlanError::TooLarge.into());
     }
     let plain = Tiers::default();
-    let within = |tiers| fit_on(tiers, step.clone(), backend, limits, request.recompute);
+    let within = |tiers| fit_on(tiers, &step, backend, limits, request.recompute, None);
+    let wider = |tiers, narrow: &Fit| {
+        fit_on(
+            tiers,
+            &step,
+            backend,
+            limits,
+            request.recompute,
+            Some(&narrow.explanation),
+        )
+    };
     match request.offload {
         Offload::None => within(plain),
         Offload::Kinds {
@@ -83,9 +103,9 @@ pub fn fit(step: Step, backend: &Backend<'_>, limits: &Limits, request: Request)
                 weights,
                 ..plain
             };
-            widened(within(kinds)?, kinds, within)
+            widened(within(kinds)?, kinds, request.most_seconds, wider)
         }
-        Offload::Auto => automatic(&step, backend, limits, within),
+        Offload::Auto => automatic(&step, backend, limits, request, within, wider),
     }
 }
 
@@ -101,57 +121,170 @@ fn automatic(
     step: &Step,
     backend: &Backend<'_>,
     limits: &Limits,
+    request: Request,
     within: impl Fn(Tiers) -> Result<Fit, FitError>,
+    wider: impl Fn(Tiers, &Fit) -> Result<Fit, FitError>,
 ) -> Result<Fit, FitError> {
-    let (compute, _) = seconds(step, backend.target);
-    let tensors = tensors(step);
-    let link_seconds = |tiers: &Tiers| -> f64 {
-        let leaving = tensors.values().filter(|tensor| tensor.leaves(tiers));
-        leaving.map(|tensor| tensor.link_seconds(backend.target.link())).sum()
-    };
-    let kinds = [(false, false), (true, false), (false, true), (true, true)];
-    let [stay, optimizer, weights, all] = kinds.map(|(optimizer, weights)| {
-        let tiers = Tiers {
-            optimizer,
-            weights,
-            ..Tiers::default()
-        };
-        // What the computation hides of the link, these leave to activations.
-        let link_seconds = (compute - link_seconds(&tiers)).max(0.0);
-        Tiers {
-            activations: Activations::AsNeeded { link_seconds },
-            ..tiers
-        }
-    });
-    let in_memory = |tiers: &Tiers| -> u64 {
-        let staying = tensors.values().filter(|tensor| !tensor.leaves(tiers));
-        staying.map(|tensor| tensor.bytes).sum()
-    };
-    let may_fit = |tiers: &Tiers| *tiers == all || in_memory(tiers) <= limits.arena_bytes;
-    let (able, unable): (Vec<Tiers>, Vec<Tiers>) = [Tiers::default(), stay, optimizer, weights, all]
-        .into_iter()
-        .partition(may_fit);
-    let mut candidates = able.into_iter().chain(unable);
-    let mut chosen = candidates.next().unwrap_or(all);
-    let mut best = within(chosen)?;
-    for tiers in candidates {
-        let is_beaten = match best.fits {
-            true => in_memory(&tiers) > limits.arena_bytes || !is_quicker(compute.max(link_seconds(&tiers)), &best),
+    let mut candidates = candidates(step, backend, limits, request);
+    if candidates
+        .iter()
+        .any(|candidate| candidate.seconds <= request.most_seconds)
+    {
+        candidates.retain(|candidate| candidate.seconds <= request.most_seconds);
+    }
+    // Of those that may take about as long, the one that moves least comes first; last what cannot fit.
+    candidates.sort_by_key(|candidate| (candidate.seconds.ln() / (1.0 + TOLERANCE).ln()).round() as i64);
+    let mut best: Option<(Fit, Tiers)> = None;
+    for Candidate {
+        tiers,
+        seconds,
+        in_memory,
+    } in candidates
+    {
+        let is_beaten = match &best {
+            None => false,
+            Some((best, _)) if best.fits => !is_quicker(seconds, best),
             // What is on its way takes room as well: where all is small, moving less can need less.
-            false => best.lower_tier_excess == 0 && in_memory(&tiers) >= best.plan.arena_bytes(),
+            Some((best, _)) => best.lower_tier_excess == 0 && in_memory >= best.plan.arena_bytes(),
         };
         if is_beaten {
             continue;
         }
         let other = within(tiers)?;
-        if better(&other, &best) {
-            (best, chosen) = (other, tiers);
+        if best.as_ref().is_none_or(|(best, _)| better(&other, best)) {
+            best = Some((other, tiers));
         }
     }
-    match best.choice.offloads() {
-        true => widened(best, chosen, within),
-        false => Ok(best),
+    match best {
+        Some((best, tiers)) if best.choice.offloads() => widened(best, tiers, request.most_seconds, wider),
+        Some((best, _)) => Ok(best),
+        None => within(Tiers::default()),
     }
+}
+
+/// Kinds that may be on the lower tier together.
+struct Candidate {
+    tiers: Tiers,
+    /// No plan of them takes less; infinite where none fits.
+    seconds: f64,
+    /// Of persistent tensors.
+    in_memory: u64,
+}
+
+/// Everything that a request allows, from what moves least.
+fn candidates(step: &Step, backend: &Backend<'_>, limits: &Limits, request: Request) -> Vec<Candidate> {
+    let (compute, _) = seconds(step, backend.target);
+    let tensors = tensors(step);
+    let candidate = |mut tiers: Tiers| -> Candidate {
+        let (leaving, staying): (Vec<&Tensor>, Vec<&Tensor>) =
+            tensors.values().partition(|tensor| tensor.leaves(&tiers));
+        let link = backend.target.link();
+        let link_seconds: f64 = leaving.iter().map(|tensor| tensor.link_seconds(link)).sum();
+        if let Activations::AsNeeded { link_seconds: left } = &mut tiers.activations {
+            // What the computation hides of the link, these leave to activations.
+            *left = (compute - link_seconds).max(0.0);
+        }
+        let in_memory = staying.iter().map(|tensor| tensor.bytes).sum();
+        let kernels = match (limits.arena_bytes.checked_sub(in_memory), request.recompute) {
+            (None, _) => f64::INFINITY,
+            (Some(room), Recompute::Auto) => least_seconds(tiers, step, backend, room, compute),
+            (Some(_), _) => compute,
+        };
+        Candidate {
+            tiers,
+            seconds: kernels.max(link_seconds),
+            in_memory,
+        }
+    };
+    let of = |activations, optimizer, weights| Tiers {
+        activations,
+        optimizer,
+        weights,
+        ..Tiers::default()
+    };
+    let as_needed = Activations::AsNeeded { link_seconds: 0.0 };
+    let kinds = match request.offload {
+        Offload::None => vec![Tiers::default()],
+        Offload::Kinds {
+            activations: true,
+            optimizer,
+            weights,
+        } => vec![of(Activations::Leave, optimizer, weights)],
+        Offload::Kinds { optimizer, weights, .. } => vec![of(Activations::Stay, optimizer, weights)],
+        Offload::Auto => vec![
+            Tiers::default(),
+            of(as_needed, false, false),
+            of(as_needed, true, false),
+            of(as_needed, false, true),
+            of(as_needed, true, true),
+        ],
+    };
+    kinds.into_iter().map(candidate).collect()
+}
+
+/// What no plan of a step can beat: found without making one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// Of an optimizer step.
+    pub seconds: f64,
+    /// Whether what stays between programs has room.
+    pub fits: bool,
+}
+
+/// The bound of a step within limits: [`floor`], and what must run again or cross the link for the rest to have room.
+pub fn bound(step: &Step, backend: &Backend<'_>, limits: &Limits, request: Request) -> Bound {
+    let floor = floor(step, backend.target, limits, request.offload);
+    if !floor.fits || request.offload.moves_activations() {
+        return floor;
+    }
+    let candidates = candidates(step, backend, limits, request);
+    let least = candidates
+        .iter()
+        .map(|candidate| candidate.seconds)
+        .fold(f64::INFINITY, f64::min);
+    Bound {
+        seconds: floor.seconds.max(least),
+        fits: least.is_finite(),
+    }
+}
+
+/// What also no plan of the same step in smaller parts can beat, where as much leaves memory as `offload` allows: kernels without
+/// recomputing take their time, and what there is no room for is fetched at least once.
+pub fn floor(step: &Step, target: &dyn Target, limits: &Limits, offload: Offload) -> Bound {
+    let all = match offload {
+        Offload::None => Tiers::default(),
+        Offload::Auto => Tiers {
+            optimizer: true,
+            weights: true,
+            ..Tiers::default()
+        },
+        Offload::Kinds { optimizer, weights, .. } => Tiers {
+            optimizer,
+            weights,
+            ..Tiers::default()
+        },
+    };
+    let tensors = tensors(step);
+    let sum = |leaves: bool| -> u64 {
+        let tensors = tensors.values().filter(|tensor| tensor.leaves(&all) == leaves);
+        tensors.map(|tensor| tensor.bytes).sum()
+    };
+    let (staying, leaving) = (sum(false) + carried(step), sum(true));
+    let fetched = (staying + leaving).saturating_sub(limits.arena_bytes);
+    Bound {
+        seconds: seconds(step, target).0.max(fetched as f64 / target.link().read),
+        fits: staying <= limits.arena_bytes && fetched <= limits.lower_tier_bytes,
+    }
+}
+
+/// The most bytes that are carried from one program to the next: all of them are alive between the two.
+fn carried(step: &Step) -> u64 {
+    let into = |(_, program): (_, &Program)| -> u64 {
+        let inputs = program.graph.inputs();
+        let carried = inputs.filter(|(_, _, binding)| matches!(binding, Binding::Carried));
+        carried.map(|(_, value, _)| value.ty.bytes()).sum()
+    };
+    step.programs().map(into).max().unwrap_or(0)
 }
 
 /// A persistent tensor.
@@ -227,15 +360,22 @@ fn tensors(step: &Step) -> BTreeMap<&str, Tensor> {
 }
 
 /// The same kinds with the window that takes the least time.
-fn widened(narrow: Fit, tiers: Tiers, within: impl Fn(Tiers) -> Result<Fit, FitError>) -> Result<Fit, FitError> {
+fn widened(
+    narrow: Fit,
+    tiers: Tiers,
+    most_seconds: f64,
+    wider: impl Fn(Tiers, &Fit) -> Result<Fit, FitError>,
+) -> Result<Fit, FitError> {
     let mut best = narrow;
     for window in WINDOWS.into_iter().skip(1) {
-        if !best.fits || best.prediction.stalled() < TOLERANCE * best.prediction.seconds {
+        let stalled = best.prediction.stalled();
+        let is_hopeless = best.prediction.seconds - stalled > most_seconds;
+        if !best.fits || is_hopeless || stalled < TOLERANCE * best.prediction.seconds {
             break;
         }
-        let wider = within(Tiers { window, ..tiers })?;
-        if better(&wider, &best) {
-            best = wider;
+        let wide = wider(Tiers { window, ..tiers }, &best)?;
+        if better(&wide, &best) {
+            best = wide;
         }
     }
     Ok(best)

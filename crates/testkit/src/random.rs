@@ -215,7 +215,9 @@ impl Builder {
             }
             Block::Gelu { approximate, reshaped } => {
                 let (rows, hidden) = (self.recipe.rows, self.recipe.hidden);
-                let view = |shape| Reshape { shape: Shape(shape) };
+                let view = |shape| Reshape {
+                    shape: Shape::from(shape),
+                };
                 if reshaped {
                     let flat = self.push(view(vec![hidden, rows]), &[x]);
                     let y = self.push(Gelu { approximate }, &[flat]);

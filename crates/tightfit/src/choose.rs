@@ -5,9 +5,51 @@ use tightfit_search::Limits;
 
 use crate::failure::Failure;
 use crate::job::{Job, JobError};
+use crate::mix::space::Fidelity;
+use crate::mix::{Candidate, Device, Space, search};
 use crate::pretrained::Pretrained;
 use crate::reserve::Before;
-use crate::settings::Settings;
+use crate::settings::{Request, Settings};
+use crate::subject::Subject;
+
+/// The job with the mix that changes results least, of all that a request leaves open, among those that fit: for a job that does not fit as
+/// it is. `None` where none fits.
+///
+/// # Errors
+/// Those of [`search`](search()).
+pub fn mix(
+    request: &Request,
+    settings: &Settings,
+    pretrained: Option<&Pretrained>,
+    free_bytes: u64,
+    before: &mut Before,
+) -> Result<Option<(Job, Fidelity)>, Failure> {
+    let mut request = request.clone();
+    // Fresh weights are worth nothing without training them.
+    if request.method.is_none() || request.model.is_none() {
+        request.method = Some(settings.method.into());
+    }
+    let device = Device::cpu(settings.threads);
+    let space = Space::new(request, settings.budget.0, device.has_bf16())?;
+    let subject = Subject::of(settings, pretrained);
+    let tokenise = !settings.data.is_empty();
+    let mut reserve = before.planned_bytes(u64::MAX, settings.threads, tokenise)?;
+    for _ in 0..ATTEMPTS {
+        let outcome = search(&space, &subject, &device, &limits(settings, reserve, free_bytes))?;
+        if outcome.fastest_seconds.is_none() {
+            return Ok(None);
+        }
+        let Candidate { settings, numbers, .. } = outcome.candidate;
+        before.end_phase()?;
+        let job = plan(&settings, pretrained, free_bytes, before)?;
+        let planned = before.planned_bytes(job.plan.arena_bytes(), settings.threads, tokenise)?;
+        if job.plan.fit(settings.budget.0, planned).is_ok() {
+            return Ok(Some((job, numbers.fidelity())));
+        }
+        reserve = planned.max(reserve + 1);
+    }
+    Ok(None)
+}
 
 /// Plans of one choice, each beside the reserve that the one before left.
 const ATTEMPTS: u32 = 3;

@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use tightfit_ir::Block;
 
 use crate::inference::{Machine, Numbers};
+use crate::mix::vary::Vary;
 use crate::settings::{Long, Request, Written};
 
 const CALIBRATE_ONCE: &str = "\
@@ -46,6 +47,18 @@ Examples:
   tightfit train --print-config > job.toml    write the settings to a file ...
   tightfit train --config job.toml --lr 1e-3  ... and change one of them
   tightfit train --json | jq .eval_loss       the result for a program";
+
+const PLAN_TEXT: &str = "\
+Nothing is read but the model's configuration, and no card needs to be here. What no
+flag fixes is chosen: the mix that changes results least among those that take at
+most twice as long as the fastest one that fits.";
+
+const PLAN_EXAMPLES: &str = "\
+Examples:
+  tightfit plan llama-2-7b --device a5000 --method full --seq 2048 --batch 8
+  tightfit plan ./Qwen2.5-7B --device rtx4090
+  tightfit plan SmolLM2.gguf --device cpu --budget 600MiB
+  tightfit plan llama-3.1-8b --device a5000 --host-memory 64GiB --json | jq .mix";
 
 const EVAL_EXAMPLES: &str = "\
 Examples:
@@ -113,6 +126,9 @@ pub enum Command {
     /// Train a model: one that you have on your text, or a fresh one on text that is generated here
     #[command(args_override_self = true, after_help = format!("{TRAIN_TEXT}\n\n{TRAIN_EXAMPLES}\n\n{EXIT_CODES}"))]
     Train(Box<TrainArgs>),
+    /// Whether a job fits a device, what to change so that it does, and what each technique is worth on it
+    #[command(args_override_self = true, after_help = format!("{PLAN_TEXT}\n\n{PLAN_EXAMPLES}\n\n{EXIT_CODES}"))]
+    Plan(Box<PlanArgs>),
     /// Loss and perplexity of a model on text
     #[command(after_help = format!("{EVAL_EXAMPLES}\n\n{EXIT_CODES}"))]
     Eval(EvalArgs),
@@ -152,6 +168,9 @@ pub struct TrainArgs {
     /// --config says otherwise
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
+    /// Refuse a job that does not fit as it is asked for, instead of choosing the mix that fits of what is left open
+    #[arg(long)]
+    pub as_asked: bool,
     /// Show the plan, keep it where --out names a folder without a run, and stop
     #[arg(long)]
     pub plan_only: bool,
@@ -166,6 +185,39 @@ pub struct TrainArgs {
     #[arg(long)]
     pub poison: bool,
     /// The settings.
+    #[command(flatten)]
+    pub request: Request,
+}
+
+/// Flags of `plan`.
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    /// The model: a Hugging Face folder, its config.json alone, a .safetensors file in one, a .gguf file, a name such as llama-2-7b, or
+    /// the id of a model in the Hugging Face cache [default: fresh weights of the sizes below]
+    #[arg(value_name = "MODEL")]
+    pub name: Option<PathBuf>,
+    /// The device: cpu, or a card such as rtx-a5000
+    #[arg(long, value_name = "NAME", default_value = "cpu")]
+    pub device: String,
+    /// Read settings from this TOML file; flags win over it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Keep the plan in this file; on the CPU, `train --plan FILE` then runs exactly that
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+    /// Write the report as one page of HTML
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Plan each of a range of values as well, doubling from the first: a curve of memory and time
+    #[arg(long, value_name = "KEY=FROM..TO", value_parser = <Vary as std::str::FromStr>::from_str)]
+    pub vary: Vec<Vary>,
+    /// Show the buffers of this role, such as activation, or with this in their name: when they live and where they lie
+    #[arg(long, value_name = "ROLE|BUFFER")]
+    pub why: Option<String>,
+    /// Print one JSON object to stdout and all else to stderr
+    #[arg(long)]
+    pub json: bool,
+    /// What is fixed.
     #[command(flatten)]
     pub request: Request,
 }

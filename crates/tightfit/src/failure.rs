@@ -7,6 +7,8 @@ use tightfit_exec::load::LoadError;
 use tightfit_exec::persistent::TensorError;
 use tightfit_exec::tier::{ScratchError, TierError};
 use tightfit_exec::{RunError, SessionError};
+use tightfit_gpu::Card;
+use tightfit_model::Known;
 use tightfit_plan::file::FileError;
 use tightfit_plan::{Infeasible, PlanError};
 use tightfit_text::TokenizerError;
@@ -15,6 +17,7 @@ use crate::alternatives::Alternative;
 use crate::checkpoints::StateError;
 use crate::data::{PrepareError, TextError};
 use crate::generate::GenerateError;
+use crate::hub::is_id;
 use crate::job::JobError;
 use crate::memory::{MemoryError, format_bytes};
 use crate::pretrained::PretrainedError;
@@ -56,6 +59,18 @@ pub enum Failure {
         infeasible: Box<Infeasible>,
         /// Other settings that need less.
         alternatives: Vec<Alternative>,
+    },
+    /// A device that is not in the table.
+    #[error("no device is called `{name}`; there are cpu, {}", Card::all().iter().map(|card| &*card.name).collect::<Vec<_>>().join(", "))]
+    NoSuchDevice {
+        /// As given.
+        name: String,
+    },
+    /// A model that is neither a path nor in the table.
+    #[error("{name} is neither a path on this machine nor the name of a model{}; known are {}", fetch(name), Known::all().iter().map(|known| &*known.name).collect::<Vec<_>>().join(", "))]
+    NoSuchModel {
+        /// As given.
+        name: String,
     },
     /// A file for what is offloaded that is larger than it may be.
     #[error(
@@ -243,6 +258,8 @@ impl Failure {
         match self {
             Failure::Settings(_)
             | Failure::EmptyPrompt
+            | Failure::NoSuchDevice { .. }
+            | Failure::NoSuchModel { .. }
             | Failure::NoTemplate { .. }
             | Failure::OutHoldsModel { .. }
             | Failure::AdapterOfNothing
@@ -293,5 +310,15 @@ impl Failure {
 impl From<FileError> for Failure {
     fn from(error: FileError) -> Self {
         Failure::Job(JobError::File(error))
+    }
+}
+
+/// How to get the configuration of a model of the hub.
+fn fetch(name: &str) -> String {
+    match is_id(name) {
+        true => {
+            format!(", nor is it in the Hugging Face cache: `hf download {name} config.json` fetches what is needed")
+        }
+        false => String::new(),
     }
 }

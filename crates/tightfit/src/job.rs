@@ -5,7 +5,7 @@ use tightfit_cpu::{CpuTarget, Profile};
 use tightfit_exec::load::Fill;
 use tightfit_exec::{checkpoint, load};
 use tightfit_ir::graph::Value;
-use tightfit_ir::{DType, Forward, Op, Routine, Step};
+use tightfit_ir::{DType, Forward, Op, Routine, Step, Target};
 use tightfit_model::{DecoderConfig, ModelError};
 use tightfit_pass::{
     EVALUATE, LoraConfig, LossChunk, OptimizerConfig, PassError, TRAIN, accumulate, autocast, autodiff, chunk_loss,
@@ -13,13 +13,14 @@ use tightfit_pass::{
 };
 use tightfit_plan::file::{FileError, PlanFile};
 use tightfit_plan::place::Effort;
-use tightfit_plan::plan::Layout;
+use tightfit_plan::plan::{Draft, Layout};
 use tightfit_plan::{Plan, PlanError, Prediction, plan, schedule};
-use tightfit_search::{Backend, Choice, Explanation, FitError, Limits, fit};
+use tightfit_search::{Backend, Bound, Choice, Explanation, Fit, FitError, Limits, bound, fit};
 
 use crate::calibration::{self, Calibration};
 use crate::pretrained::Pretrained;
-use crate::settings::{Count, Method, Settings};
+use crate::settings::{Count, Method, Recompute, Settings};
+use crate::subject::Subject;
 
 /// Why there is no plan for a job.
 #[derive(Debug, thiserror::Error)]
@@ -77,8 +78,10 @@ pub struct Job {
 pub struct Chosen {
     /// What is recomputed and what is offloaded.
     pub choice: Choice,
-    /// The speeds by which that was chosen, and by which transfers begin when they do.
-    pub profile: Profile,
+    /// The speeds by which that was chosen, and by which transfers begin when they do; `None` for a card, whose data sheet they follow
+    /// from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Profile>,
 }
 
 impl Job {
@@ -113,26 +116,17 @@ impl Job {
         mut settings: Settings,
         pretrained: Option<&Pretrained>,
     ) -> Result<Self, JobError> {
-        let (model, step) = step(&mut settings, pretrained)?;
+        let subject = Subject::of(&settings, pretrained);
         let calibration = calibration(&settings);
         let target = target(&settings, calibration.profile);
-        let fills = pretrained.map(Pretrained::fills).unwrap_or_default();
-        let backend = Backend {
-            target: &target,
-            complete: &|step| complete(step, &fills),
-        };
-        let request = tightfit_search::Request {
-            recompute: settings.recompute.into(),
-            offload: settings.offload.into(),
-        };
-        let found = fit(step, &backend, limits, request)?;
+        let found = fit_on(&mut settings, &subject, &target, limits)?;
         Ok(Self {
             settings,
-            model,
+            model: subject.config,
             plan: found.plan,
             chosen: Chosen {
                 choice: found.choice,
-                profile: target.profile,
+                profile: Some(target.profile),
             },
             explanation: Some(found.explanation),
             prediction: found.prediction,
@@ -151,18 +145,18 @@ impl Job {
     ) -> Result<Self, JobError> {
         let file = PlanFile::parse(json)?;
         let chosen: Chosen = serde_json::from_value(file.choice.clone()).map_err(FileError::from)?;
-        let (model, step) = step(&mut settings, pretrained)?;
-        let target = target(&settings, chosen.profile);
-        let fills = pretrained.map(Pretrained::fills).unwrap_or_default();
-        let step = complete(chosen.choice.apply(step, &target)?, &fills);
+        let subject = Subject::of(&settings, pretrained);
+        let step = step(&mut settings, &subject)?;
+        let calibration = calibration(&settings);
+        let target = target(&settings, chosen.profile.unwrap_or(calibration.profile));
+        let step = complete(chosen.choice.apply(step, &target)?, &subject.fills());
         let plan = file.rebuild(step, &target)?;
         let train = plan.step().routines.iter().position(|routine| routine.name == TRAIN);
-        let calibration = calibration(&settings);
         let here = self::target(&settings, calibration.profile);
         let prediction = train.map_or_else(Prediction::default, |train| plan.predict(train, &here));
         Ok(Self {
             settings,
-            model,
+            model: subject.config,
             plan,
             chosen,
             explanation: None,
@@ -188,14 +182,90 @@ impl Job {
     /// # Errors
     /// Never for a plan of this program; JSON can refuse some values.
     pub fn plan_file(&self) -> Result<String, FileError> {
-        let mut settings = self.settings.to_json();
-        if let Some(settings) = settings.as_object_mut() {
-            for name in Settings::MACHINE {
-                settings.shift_remove(name);
-            }
+        plan_file(&self.settings, &self.plan, &self.chosen)
+    }
+}
+
+/// A plan as a file's content: see [`Job::plan_file`].
+///
+/// # Errors
+/// As that.
+pub fn plan_file(settings: &Settings, plan: &Plan, chosen: &Chosen) -> Result<String, FileError> {
+    let mut settings = settings.to_json();
+    if let Some(settings) = settings.as_object_mut() {
+        for name in Settings::MACHINE {
+            settings.shift_remove(name);
         }
-        let chosen = serde_json::to_value(&self.chosen)?;
-        self.plan.to_file(settings, chosen).to_json()
+    }
+    plan.to_file(settings, serde_json::to_value(chosen)?).to_json()
+}
+
+/// Plans a job of `subject` for a backend, recomputing and offloading as the settings say. Where they leave it open, what was chosen is in
+/// them afterwards.
+///
+/// # Errors
+/// As [`Job::plan`].
+pub fn fit_on(
+    settings: &mut Settings,
+    subject: &Subject<'_>,
+    target: &dyn Target,
+    limits: &Limits,
+) -> Result<Fit, JobError> {
+    let step = step(settings, subject)?;
+    fit_step(step, settings, subject, target, limits, f64::INFINITY)
+}
+
+/// As [`fit_on`], of a [`step`] that is made already; a plan that takes longer than `most_seconds` is of no use.
+///
+/// # Errors
+/// As [`Job::plan`].
+pub fn fit_step(
+    step: Step,
+    settings: &Settings,
+    subject: &Subject<'_>,
+    target: &dyn Target,
+    limits: &Limits,
+    most_seconds: f64,
+) -> Result<Fit, JobError> {
+    let fills = subject.fills();
+    let backend = Backend {
+        target,
+        complete: &|step| complete(step, &fills),
+    };
+    Ok(fit(step, &backend, limits, request(settings, most_seconds))?)
+}
+
+/// Whether a [`step`] fits without anything that costs time: nothing runs again and nothing leaves memory, unless the settings say so.
+///
+/// # Errors
+/// As [`Job::plan`].
+pub fn fits_as_is(
+    step: Step,
+    settings: &Settings,
+    subject: &Subject<'_>,
+    target: &dyn Target,
+    limits: &Limits,
+) -> Result<bool, JobError> {
+    if settings.recompute != Recompute::None {
+        let fit = fit_step(step, settings, subject, target, limits, f64::INFINITY)?;
+        return Ok(fit.fits);
+    }
+    let step = complete(step, &subject.fills());
+    let draft = Draft::new(schedule(step, target)?, target, Layout::Shared)?;
+    let may_fit = draft.least_arena_bytes() <= limits.arena_bytes;
+    Ok(may_fit && draft.place(Effort::default())?.arena_bytes() <= limits.arena_bytes)
+}
+
+/// What no plan of a [`step`] can beat.
+pub fn bound_step(step: &Step, settings: &Settings, target: &dyn Target, limits: &Limits) -> Bound {
+    bound(step, &Backend::of(target), limits, request(settings, f64::INFINITY))
+}
+
+fn request(settings: &Settings, most_seconds: f64) -> tightfit_search::Request {
+    tightfit_search::Request {
+        recompute: settings.recompute.into(),
+        offload: settings.offload.into(),
+        most_seconds,
     }
 }
 
@@ -211,14 +281,17 @@ fn calibration(settings: &Settings) -> Calibration {
     calibration::for_machine(CpuTarget::new(settings.threads).isa, settings.threads)
 }
 
-/// The model and the step of a job: training, and evaluation on batches of its own shape. The loss's chunk, where it is left open,
+/// The step of a job: training, and evaluation on batches of its own shape. The loss's chunk, where it is left open,
 /// follows from the shape of training and is in the settings from then on, for evaluation and for a run that is resumed.
-fn step(settings: &mut Settings, pretrained: Option<&Pretrained>) -> Result<(DecoderConfig, Step), JobError> {
-    let model = pretrained.map_or_else(|| settings.fresh_model(), |pretrained| pretrained.config.clone());
+///
+/// # Errors
+/// As [`Job::plan`].
+pub fn step(settings: &mut Settings, subject: &Subject<'_>) -> Result<Step, JobError> {
+    let model = &subject.config;
     let training = prepared(
         model.loss(settings.micro_batch_shape())?,
         settings,
-        pretrained,
+        subject,
         settings.dropout,
     )?;
     if let (Count::Auto, Some(rows)) = (settings.loss_chunk, loss_chunk(&training)) {
@@ -228,26 +301,13 @@ fn step(settings: &mut Settings, pretrained: Option<&Pretrained>) -> Result<(Dec
     if settings.method == Method::Qlora && !training.graph.inputs().any(is_quantised) {
         return Err(JobError::NotQuantised);
     }
-    let evaluation = prepared(model.loss(settings.evaluation_shape())?, settings, pretrained, 0.0)?;
+    let evaluation = prepared(model.loss(settings.evaluation_shape())?, settings, subject, 0.0)?;
     let optimizer = settings.optimizer();
     let mut step = training_step(training, &optimizer, settings.micro_batches(), Some(evaluation))?;
     if settings.update_in_backward {
         step = update_in_backward(step)?;
     }
-    Ok((model, step))
-}
-
-/// The adapters that a job trains, if any: those that are given, else fresh ones.
-pub fn adapters(settings: &Settings, pretrained: Option<&Pretrained>) -> Option<LoraConfig> {
-    let fresh = settings.lora()?;
-    let Some(given) = pretrained.and_then(Pretrained::adapter) else {
-        return Some(fresh);
-    };
-    Some(LoraConfig {
-        dropout: fresh.dropout,
-        seed: fresh.seed,
-        ..given.config().clone()
-    })
+    Ok(step)
 }
 
 /// A model after all passes that change what is computed: with adapters, its numbers stored, and its loss and its MLPs in parts of as
@@ -255,13 +315,13 @@ pub fn adapters(settings: &Settings, pretrained: Option<&Pretrained>) -> Option<
 fn prepared(
     mut forward: Forward,
     settings: &Settings,
-    pretrained: Option<&Pretrained>,
+    subject: &Subject<'_>,
     dropout: f64,
 ) -> Result<Forward, PassError> {
-    if let Some(config) = adapters(settings, pretrained) {
+    if let Some(config) = subject.adapters(settings) {
         forward = lora(forward, &LoraConfig { dropout, ..config })?;
     }
-    let file = |weight: &str| pretrained.and_then(|pretrained| pretrained.stored(weight));
+    let file = |weight: &str| subject.stored(weight);
     let forward = quantize(forward, &settings.storage(&file))?;
     let forward = autocast(forward, settings.precision.activations())?;
     let chunk = match settings.loss_chunk {

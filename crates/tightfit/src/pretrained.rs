@@ -14,6 +14,21 @@ use crate::adapters::{ADAPTER_CONFIG, Adapter, AdapterError};
 use crate::console::Transfer;
 use crate::input::read_regular;
 
+/// What a `config.json` says of a model.
+///
+/// # Errors
+/// It cannot be read, or is of a model of a kind that is not known.
+pub fn read_config(path: &Path) -> Result<DecoderConfig, PretrainedError> {
+    let text = read_regular(path, MAX_CONFIG).map_err(|source| PretrainedError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    DecoderConfig::from_hf(&text).map_err(|source| PretrainedError::Model {
+        path: path.to_owned(),
+        source,
+    })
+}
+
 /// Most bytes of a `config.json`.
 pub const MAX_CONFIG: u64 = 1 << 20;
 
@@ -123,13 +138,7 @@ impl Pretrained {
                 if !path.exists() {
                     return Err(PretrainedError::NoConfig { path });
                 }
-                let text = read_regular(&path, MAX_CONFIG);
-                let text = text.map_err(|source| PretrainedError::Read {
-                    path: path.clone(),
-                    source,
-                })?;
-                let config = DecoderConfig::from_hf(&text).map_err(|source| PretrainedError::Model { path, source })?;
-                (config, Naming::HuggingFace)
+                (read_config(&path)?, Naming::HuggingFace)
             }
         };
         let tensors = checkpoint.tensors().iter();

@@ -61,6 +61,8 @@ pub struct Report {
     pub transferred: Option<Transferred>,
     /// Every technique with what was chosen for it, and why.
     pub techniques: Techniques,
+    /// The mix that was chosen, as flags, where the job does not fit as it was asked for.
+    pub mix: Option<String>,
     /// For a job that does not fit: other settings that need less.
     pub alternatives: Vec<Alternative>,
     /// Median.
@@ -127,6 +129,7 @@ impl Report {
             link_bytes_per_step: job.prediction.link_bytes,
             transferred: None,
             techniques,
+            mix: None,
             alternatives: Vec::new(),
             seconds_per_step: None,
             tokens_per_second: None,

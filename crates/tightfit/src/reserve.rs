@@ -43,6 +43,11 @@ pub fn reserve_bytes(threads: usize) -> Result<u64, MemoryError> {
     Ok((counted.max(measured) + fixed_bytes(threads)?).next_multiple_of(UNIT_BYTES))
 }
 
+/// What the reserve of a process that holds nothing yet grows by as it plans a job of so many bytes of the heap.
+pub fn grown_bytes(heap_bytes: u64) -> u64 {
+    (heap_bytes + heap_bytes / HOLES).next_multiple_of(UNIT_BYTES)
+}
+
 /// Bytes of the heap, the stack and data that are resident.
 fn private_bytes() -> Result<u64, MemoryError> {
     Ok(process_resident_bytes()?.saturating_sub(resident_file_bytes()?))

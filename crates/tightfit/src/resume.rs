@@ -8,7 +8,7 @@ use tightfit_format::Checkpoint;
 use crate::checkpoints::{self, OPTIMIZER, State, StateError};
 use crate::console::Transfer;
 use crate::output::CONFIG;
-use crate::settings::{Method, Request, SettingsError};
+use crate::settings::{AskedMethod, Request, SettingsError};
 use crate::{Role, Session};
 
 /// Why a run cannot be resumed.
@@ -124,7 +124,7 @@ impl Resumed {
             return Err(ResumeError::Flag {
                 flag: flag.to_owned(),
                 config: self.dir.join(CONFIG),
-                kind: match self.request.method.is_some_and(Method::has_adapters) {
+                kind: match self.request.method.is_some_and(AskedMethod::may_have_adapters) {
                     true => "adapter",
                     false => "model",
                 },

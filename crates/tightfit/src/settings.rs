@@ -20,8 +20,8 @@ use check::MAX_THREADS;
 pub use error::SettingsError;
 pub use tightfit_text::data::Long;
 pub use value::{
-    Base, ByteLimit, Bytes, ClipNorm, Count, LossScaling, Method, MlpTile, Offload, Optimizer, Precision, Recompute,
-    Targets, Written,
+    AskedMethod, Base, ByteLimit, Bytes, ClipNorm, Count, LossScaling, Method, MlpTile, Offload, Optimizer, Precision,
+    Recompute, Targets, Written,
 };
 
 /// Declares every setting once: its heading in the help, how the file and the flag spell it, its type, default and help.
@@ -53,6 +53,10 @@ macro_rules! settings {
                 )]
                 pub $name: Option<$ty>,
             )+)+
+            /// What is trained: full, all parameters; lora, adapters beside frozen weights; qlora, adapters beside frozen weights that
+            /// are quantised; auto, the first of these that fits and takes no longer than need be [default: full; auto in `plan`]
+            #[arg(long, value_name = "full|lora|qlora|auto", value_parser = AskedMethod::read, help_heading = "Training")]
+            pub method: Option<AskedMethod>,
             /// Passes over the training rows, instead of --steps
             #[arg(long, allow_negative_numbers = true, value_name = "X", value_parser = f64::read, help_heading = "Training", conflicts_with = "steps")]
             pub epochs: Option<f64>,
@@ -82,6 +86,7 @@ macro_rules! settings {
                     ("model", self.model.is_some()),
                     ("adapter", self.adapter.is_some()),
                     ("data", self.data.is_some()),
+                    ("method", self.method.is_some()),
                     ("epochs", self.epochs.is_some()),
                     $($((stringify!($name), self.$name.is_some()),)+)+
                     ("micro_batch", self.micro_batch.is_some()),
@@ -98,6 +103,7 @@ macro_rules! settings {
                     model: self.model.or(other.model),
                     adapter: self.adapter.or(other.adapter),
                     data: self.data.or(other.data),
+                    method: self.method.or(other.method),
                     epochs: if self.steps.is_some() { None } else { self.epochs.or(other.epochs) },
                     $($($name: self.$name.or(other.$name),)+)+
                     micro_batch: self.micro_batch.or(other.micro_batch),
@@ -120,6 +126,8 @@ macro_rules! settings {
             /// The files to train on.
             #[serde(skip_serializing_if = "Vec::is_empty")]
             pub data: Vec<PathBuf>,
+            /// What is trained.
+            pub method: Method,
             /// Passes over the training rows; decides the steps once those are counted.
             #[serde(skip_serializing_if = "Option::is_none")]
             pub epochs: Option<f64>,
@@ -145,6 +153,10 @@ macro_rules! settings {
                     model: request.model,
                     adapter: request.adapter,
                     data: request.data.unwrap_or_default(),
+                    method: match request.method {
+                        Some(AskedMethod::Of(method)) => method,
+                        Some(AskedMethod::Auto) | None => Method::Full,
+                    },
                     epochs: request.epochs,
                     $($($name: request.$name.unwrap_or($default),)+)+
                     micro_batch: Count::Auto,
@@ -249,10 +261,6 @@ settings! {
         eval_fraction: f64 = 0.05;
     }
     "Training" {
-        /// Which parameters are trained: full, all of them; lora, adapters beside frozen weights; qlora, adapters beside frozen weights
-        /// that are quantised
-        #[arg(value_name = "full|lora|qlora")]
-        method: Method = Method::Full;
         /// Sequences of each step
         #[arg(value_name = "N")]
         batch: u64 = 4;
@@ -430,9 +438,6 @@ impl Request {
     /// # Errors
     /// A value out of range, by its name.
     pub fn resolve(mut self, budget: u64) -> Result<Settings, SettingsError> {
-        if self.adapter.is_some() {
-            self.method.get_or_insert(Method::Lora);
-        }
         self.check_source()?;
         let models = self.model.iter_mut().chain(&mut self.adapter);
         let paths = models.chain(self.data.iter_mut().flatten());
@@ -442,10 +447,26 @@ impl Request {
                 *path = absolute;
             }
         }
+        self.resolve_to_plan(budget)
+    }
+
+    /// As [`resolve`](Self::resolve), of a job that is not run: there need be no data, and a model can be a name.
+    ///
+    /// # Errors
+    /// A value out of range, by its name.
+    pub fn resolve_to_plan(mut self, budget: u64) -> Result<Settings, SettingsError> {
+        if self.adapter.is_some() {
+            self.method.get_or_insert(Method::Lora.into());
+        }
+        self.check_company()?;
+        // Settings of adapters mean that there are some.
+        if self.method == Some(AskedMethod::Auto) && self.asks_for_adapters().is_some() {
+            self.method = Some(Method::Lora.into());
+        }
         if self.model.is_some() {
             self.seq.get_or_insert(FINE_TUNING_SEQ);
         }
-        let has_adapters = self.method.is_some_and(Method::has_adapters);
+        let has_adapters = matches!(self.method, Some(AskedMethod::Of(method)) if method.has_adapters());
         let optimizer = self.optimizer.unwrap_or(Optimizer::AdamW);
         let lr = match self.model {
             Some(_) if has_adapters => ADAPTER_LR,

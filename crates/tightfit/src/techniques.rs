@@ -121,7 +121,7 @@ impl Techniques {
 }
 
 /// What blocks keep for their backward, and why.
-fn saved(explanation: &Explanation, lines: &mut Vec<String>) {
+pub(crate) fn saved(explanation: &Explanation, lines: &mut Vec<String>) {
     let why = match explanation.reason {
         Reason::KeepAll | Reason::Fits if explanation.kept_bytes < explanation.saved_bytes => {
             "the rest is offloaded".to_owned()

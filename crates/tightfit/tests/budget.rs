@@ -17,7 +17,7 @@ const SHAPES: [&str; 4] = [
 
 /// The arguments of three steps of a job.
 fn arguments(shape: &str) -> Vec<&str> {
-    let common = "train --json --steps 3 --eval-batches 1";
+    let common = "train --json --as-asked --steps 3 --eval-batches 1";
     common.split(' ').chain(shape.split(' ')).collect()
 }
 

@@ -246,7 +246,7 @@ struct Ran {
 /// Runs the command, in memory that the system limits where `limit` says so.
 fn tightfit(flags: &str, limit: Option<u64>) -> Ran {
     let scratch = env!("CARGO_TARGET_TMPDIR");
-    let line = format!("train --json --scratch {scratch} {flags}");
+    let line = format!("train --json --as-asked --scratch {scratch} {flags}");
     let mut command = match limit {
         // All private memory that may be written, touched or not; the shell counts in KiB. `RLIMIT_AS` would count the program file too.
         Some(bytes) => {

@@ -47,7 +47,7 @@ fn base() -> PathBuf {
 
 fn settings(budget: u64, offload: Offload) -> Settings {
     let request = Request {
-        method: Some(Method::Qlora),
+        method: Some(Method::Qlora.into()),
         precision: Some(Precision::Bf16Mixed),
         batch: Some(1),
         seq: Some(512),

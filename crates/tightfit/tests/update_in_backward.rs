@@ -227,7 +227,7 @@ fn no_gradient_outlives_its_layer_but_a_tied_table() {
             let mut tables = Vec::new();
             for gradient in gradients(&plan) {
                 let life = &moments[gradient.start as usize..=gradient.end as usize];
-                let of_table = gradient.label == "lm_head/linear_cross_entropy#2";
+                let of_table = gradient.label.to_string() == "lm_head/linear_cross_entropy#2";
                 if tied && of_table {
                     tables.push((gradient, life));
                     continue;

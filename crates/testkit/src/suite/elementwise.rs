@@ -76,7 +76,7 @@ pub(super) fn reshape(cases: &mut Cases) {
     let (rows, cols) = (cases.dims.rows, cases.dims.cols);
     for shape in [vec![cols, rows], vec![rows * cols], vec![1, rows, 1, cols]] {
         let x = cases.activation([rows, cols], 1.0);
-        let shape = tightfit_ir::Shape(shape);
+        let shape = tightfit_ir::Shape::from(shape);
         cases.add("view", Reshape { shape }, vec![x]);
     }
 }

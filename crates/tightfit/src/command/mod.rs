@@ -5,6 +5,7 @@ mod eval;
 mod generate;
 mod inspect;
 mod merge;
+mod plan;
 mod quantize;
 mod train;
 
@@ -24,6 +25,7 @@ use crate::failure::Failure;
 pub fn run(cli: &Cli) -> Result<u8, Failure> {
     match &cli.command {
         Command::Train(args) => train::run(args),
+        Command::Plan(args) => plan::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Quantize(args) => quantize::run(args),

@@ -17,8 +17,9 @@ use crate::console::{Console, Progress, to_stdout};
 use crate::data::{PrepareError, Text};
 use crate::failure::{DOES_NOT_FIT, Failure};
 use crate::follow::Followed;
-use crate::job::{self, Job, JobError};
-use crate::memory::{default_budget, process_peak_bytes};
+use crate::job::{Job, JobError};
+use crate::memory::{default_budget, format_bytes, process_peak_bytes};
+use crate::mix::flags;
 use crate::output::{Claim, Output, Start};
 use crate::pretrained::Pretrained;
 use crate::report::Report;
@@ -26,6 +27,7 @@ use crate::reserve::Before;
 use crate::resume::{Resumed, restore_optimizer};
 use crate::settings::{Request, Settings};
 use crate::stop::{STOPPED, Stop};
+use crate::subject::Subject;
 use crate::techniques::Techniques;
 use crate::train::{Outcome, Run, TrainError, train};
 use crate::{BatchShape, Role, Session};
@@ -38,7 +40,7 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
     let console = Console { json: args.json };
     let followed = args.plan.as_deref().map(Followed::read).transpose()?;
     let resumed = args.resume.as_deref().map(Resumed::open).transpose()?;
-    let settings = resolve(args, followed.as_ref(), resumed.as_ref())?;
+    let (request, settings) = resolve(args, followed.as_ref(), resumed.as_ref())?;
     if args.print_config {
         write(to_stdout(settings.to_toml().trim_end()))?;
         return Ok(0);
@@ -59,6 +61,23 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
         Some(plan) => plan.job(settings, model.as_ref())?,
         None => choose::plan(&settings, model.as_ref(), free_bytes, &mut before)?,
     };
+    let mut chosen = None;
+    if !fitting.follows && resumed.is_none() && !args.as_asked && !fitting.fits(&job, &mut before)? {
+        let needed = job.plan.arena_bytes();
+        write(console.line("does not fit as it was asked for: looking for a mix that does …"))?;
+        if let Some((mixed, fidelity)) = choose::mix(&request, &fitting.asked, model.as_ref(), free_bytes, &mut before)?
+        {
+            job = mixed;
+            let [numbers, cut] = flags(&job.settings);
+            complain(format_args!(
+                "note: as it was asked for, the job does not fit, with an arena of {}; this mix does, and runs instead ({}):\n  \
+                 {numbers}\n  {cut}",
+                format_bytes(needed),
+                fidelity.name()
+            ));
+            chosen = Some(format!("{numbers} {cut}"));
+        }
+    }
     if let Some(note) = &job.calibration.note {
         complain(format_args!("note: {note}"));
     }
@@ -73,6 +92,7 @@ pub fn run(args: &TrainArgs) -> Result<u8, Failure> {
     )?;
     let techniques = Techniques::of(&job, &fitting.asked, &scratch);
     let mut report = Report::planned(&job, techniques, reserve);
+    report.mix = chosen;
     fitting.check(&job, &mut report, console)?;
     let mut output = match out(args) {
         Some(dir) => Some(claim(args, dir, &job, model.as_ref())?),
@@ -213,7 +233,11 @@ fn out(args: &TrainArgs) -> Option<&Path> {
 }
 
 /// Flags, then the settings file or the resumed run's, then those of the plan that is followed, then defaults.
-fn resolve(args: &TrainArgs, followed: Option<&Followed>, resumed: Option<&Resumed>) -> Result<Settings, Failure> {
+fn resolve(
+    args: &TrainArgs,
+    followed: Option<&Followed>,
+    resumed: Option<&Resumed>,
+) -> Result<(Request, Settings), Failure> {
     let mut request = args.request.clone();
     if let Some(run) = resumed {
         request = run.request(request)?;
@@ -228,7 +252,8 @@ fn resolve(args: &TrainArgs, followed: Option<&Followed>, resumed: Option<&Resum
         Some(budget) => budget.0,
         None => default_budget()?.bytes,
     };
-    Ok(request.resolve(budget)?)
+    let settings = request.clone().resolve(budget)?;
+    Ok((request, settings))
 }
 
 /// What a job is held against.
@@ -245,6 +270,14 @@ struct Fitting<'a> {
 }
 
 impl Fitting<'_> {
+    /// Whether a job is within its budget.
+    fn fits(&self, job: &Job, before: &mut Before) -> Result<bool, Failure> {
+        before.end_phase()?;
+        let tokenise = !job.settings.data.is_empty();
+        let reserve = before.planned_bytes(job.plan.arena_bytes(), job.settings.threads, tokenise)?;
+        Ok(job.plan.fit(self.asked.budget.0, reserve).is_ok())
+    }
+
     /// Refuses a job that is larger than its budget or its disk.
     fn check(&self, job: &Job, report: &mut Report, console: Console) -> Result<(), Failure> {
         let Err(failure) = self.fit(job, report) else {
@@ -318,7 +351,7 @@ fn model_files(
     model: Option<&Pretrained>,
     tokenizer: Option<&Tokenizer>,
 ) -> Result<Vec<(String, Vec<u8>)>, Failure> {
-    let (kind, config) = match job::adapters(&job.settings, model) {
+    let (kind, config) = match Subject::of(&job.settings, model).adapters(&job.settings) {
         None => (Kind::Model, job.config_json()),
         Some(lora) => {
             let smallest = BatchShape {

@@ -3,7 +3,8 @@
 use tightfit_model::ModelError;
 
 use super::{
-    Base, Count, Method, Optimizer, Recompute, Request, Settings, SettingsError, of_adapters, of_fresh_adapters, sizes,
+    AskedMethod, Base, Count, Method, Optimizer, Recompute, Request, Settings, SettingsError, of_adapters,
+    of_fresh_adapters, sizes,
 };
 
 fn invalid(field: &'static str, value: impl ToString, message: impl Into<String>) -> SettingsError {
@@ -53,6 +54,11 @@ impl Request {
         if self.model.is_none() && self.epochs.is_some() {
             return Err(SettingsError::EndlessText);
         }
+        Ok(())
+    }
+
+    /// Settings that mean something only beside others.
+    pub(super) fn check_company(&self) -> Result<(), SettingsError> {
         self.check_adapters()?;
         self.check_optimizer()?;
         match self.first_given(sizes()) {
@@ -60,19 +66,22 @@ impl Request {
             _ => Ok(()),
         }
     }
-}
 
-impl Request {
     /// One of these settings that is given.
     fn first_given(&self, mut fields: impl Iterator<Item = &'static str>) -> Option<&'static str> {
         fields.find(|field| self.given().any(|given| given == *field))
     }
 
+    /// A setting that is given and means something only where adapters are trained.
+    pub(super) fn asks_for_adapters(&self) -> Option<&'static str> {
+        let adapter = self.adapter.as_ref().map(|_| "adapter");
+        adapter.or_else(|| self.first_given(of_adapters()))
+    }
+
     /// Settings of adapters go with a method that has some, and a given adapter has its own.
     fn check_adapters(&self) -> Result<(), SettingsError> {
-        let has_adapters = self.method.is_some_and(Method::has_adapters);
-        let adapter = self.adapter.as_ref().map(|_| "adapter");
-        if let (false, Some(field)) = (has_adapters, adapter.or_else(|| self.first_given(of_adapters()))) {
+        let has_adapters = self.method.is_some_and(AskedMethod::may_have_adapters);
+        if let (false, Some(field)) = (has_adapters, self.asks_for_adapters()) {
             return Err(idle(field, "adapters", "say --method lora"));
         }
         if self.adapter.is_none() {

@@ -17,7 +17,7 @@ use tightfit_text::data::Long;
 use crate::lr::Decay;
 use crate::memory::{ParseBytesError, parse_bytes};
 
-pub use method::{Method, Targets};
+pub use method::{AskedMethod, Method, Targets};
 pub use optimizer::Optimizer;
 pub use storage::{Base, LossScaling, Precision};
 pub use technique::{Offload, Recompute};

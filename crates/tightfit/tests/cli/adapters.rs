@@ -125,7 +125,7 @@ fn what_goes_with_adapters_alone_is_refused_elsewhere() {
         ("--method lora --alpha 0", ["--alpha", "between"]),
         ("--method lora --targets q,", ["--targets", "all-linear"]),
         ("--method lora --targets nothing", ["`nothing`", "q_proj"]),
-        ("--method other", ["--method", "full, lora or qlora"]),
+        ("--method other", ["--method", "full, lora, qlora or auto"]),
     ] {
         let code = if flags.ends_with("nothing") { 1 } else { 2 };
         expect(tiny(flags), code, &words);

@@ -6,6 +6,7 @@ mod adapters;
 mod batches;
 mod calibrate;
 mod files;
+mod mix;
 mod plan;
 #[cfg(target_os = "linux")]
 mod pretrained;

@@ -266,10 +266,10 @@ fn every_setting_can_come_from_a_file_and_flags_win() {
     let dir = folder("config");
     let file = dir.join("job.toml");
     // A second value for every setting, and a flag of the same name for each.
-    let settings = "vocab_size = 300\nhidden_size = 48\nintermediate_size = 80\nnum_hidden_layers = 2\n\
+    let settings = "method = \"lora\"\nvocab_size = 300\nhidden_size = 48\nintermediate_size = 80\nnum_hidden_layers = 2\n\
                     num_attention_heads = 3\nnum_key_value_heads = 3\nrms_norm_eps = 0.001\nrope_theta = 500.0\n\
                     tie_word_embeddings = false\ninitializer_range = 0.5\nlong = \"drop\"\nskip_bad_lines = true\n\
-                    eval_fraction = 0.25\nmethod = \"lora\"\nbatch = 6\nseq = 8\nsteps = 9\noptimizer = \"apollo\"\n\
+                    eval_fraction = 0.25\nbatch = 6\nseq = 8\nsteps = 9\noptimizer = \"apollo\"\n\
                     lr = 0.25\nwarmup_steps = 4\ndecay = \"linear\"\nmin_lr_ratio = 0.75\nweight_decay = 0.5\n\
                     beta1 = 0.125\nbeta2 = 0.25\nadam_eps = 0.0625\napollo_rank = 4\napollo_refresh = 7\n\
                     clip_norm = \"none\"\neval_every = 5\neval_batches = 6\neval_batch = 12\nseed = 7\nrank = 8\n\

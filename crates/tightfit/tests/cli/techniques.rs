@@ -108,7 +108,7 @@ fn a_job_that_does_not_fit_is_told_what_would() {
         let budget = total - (6 << 20);
         let done = expect(
             job(&format!(
-                "--json --plan-only --recompute none --budget {budget} {flags}"
+                "--json --plan-only --as-asked --recompute none --budget {budget} {flags}"
             )),
             3,
             &["does not fit", "smallest budget that would do", "what would help:"],

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tightfit_pass::Pattern;
 
 use super::Written;
@@ -21,6 +21,15 @@ pub enum Method {
 }
 
 impl Method {
+    /// As flags spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Lora => "lora",
+            Self::Qlora => "qlora",
+        }
+    }
+
     /// Whether adapters are trained.
     pub fn has_adapters(self) -> bool {
         self != Self::Full
@@ -35,6 +44,47 @@ impl Written for Method {
             "qlora" => Ok(Self::Qlora),
             _ => Err("expected full, lora or qlora".to_owned()),
         }
+    }
+}
+
+/// The method that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AskedMethod {
+    /// Whichever changes the result least among those that fit and take no longer than need be.
+    Auto,
+    /// This one.
+    Of(Method),
+}
+
+impl AskedMethod {
+    /// Whether adapters may be trained.
+    pub fn may_have_adapters(self) -> bool {
+        self != Self::Of(Method::Full)
+    }
+}
+
+impl From<Method> for AskedMethod {
+    fn from(method: Method) -> Self {
+        Self::Of(method)
+    }
+}
+
+impl Written for AskedMethod {
+    fn read(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            _ => match Method::read(text) {
+                Ok(method) => Ok(Self::Of(method)),
+                Err(_) => Err("expected full, lora, qlora or auto".to_owned()),
+            },
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for AskedMethod {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::read(&text).map_err(serde::de::Error::custom)
     }
 }
 
