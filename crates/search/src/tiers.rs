@@ -132,8 +132,16 @@ fn automatic(
     {
         candidates.retain(|candidate| candidate.seconds <= request.most_seconds);
     }
-    // Of those that may take about as long, the one that moves least comes first; last what cannot fit.
-    candidates.sort_by_key(|candidate| (candidate.seconds.ln() / (1.0 + TOLERANCE).ln()).round() as i64);
+    // Of those that may take about as long, the one that moves least comes first; last what cannot fit, from the smallest.
+    candidates.sort_by_key(|candidate| {
+        let about = (candidate.seconds.ln() / (1.0 + TOLERANCE).ln()).round() as i64;
+        let size = if candidate.seconds.is_finite() {
+            0
+        } else {
+            candidate.in_memory
+        };
+        (about, size)
+    });
     let mut best: Option<(Fit, Tiers)> = None;
     for Candidate {
         tiers,

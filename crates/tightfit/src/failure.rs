@@ -66,6 +66,14 @@ pub enum Failure {
         /// As given.
         name: String,
     },
+    /// A flag of `plan` that does not go with the others.
+    #[error("{flag}: {message}")]
+    Flag {
+        /// As it is spelled.
+        flag: &'static str,
+        /// Why not, and what to say instead.
+        message: String,
+    },
     /// A model that is neither a path nor in the table.
     #[error("{name} is neither a path on this machine nor the name of a model{}; known are {}", fetch(name), Known::all().iter().map(|known| &*known.name).collect::<Vec<_>>().join(", "))]
     NoSuchModel {
@@ -260,6 +268,7 @@ impl Failure {
             | Failure::EmptyPrompt
             | Failure::NoSuchDevice { .. }
             | Failure::NoSuchModel { .. }
+            | Failure::Flag { .. }
             | Failure::NoTemplate { .. }
             | Failure::OutHoldsModel { .. }
             | Failure::AdapterOfNothing

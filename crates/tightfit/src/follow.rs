@@ -15,6 +15,9 @@ use crate::settings::{Request, Settings};
 /// Most bytes of a plan file; 1024 layers take a fortieth of it.
 const MAX_FILE: u64 = 1 << 30;
 
+/// What targets of cards begin with.
+const GPU: &str = "gpu-";
+
 /// A plan file and the settings in it.
 pub struct Followed {
     path: PathBuf,
@@ -31,7 +34,11 @@ impl Followed {
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let bad = |error: Box<dyn Error + Send + Sync>| bad(path, error, Vec::new());
         let json = read_text(path, MAX_FILE).map_err(|error| bad(error.into()))?;
-        let settings = PlanFile::parse(&json).map_err(|error| bad(error.into()))?.settings;
+        let PlanFile { settings, target, .. } = PlanFile::parse(&json).map_err(|error| bad(error.into()))?;
+        if target.starts_with(GPU) {
+            let message = format!("it is of a card ({target}); `tightfit plan --device cpu` makes plans that run here");
+            return Err(bad(message.into()));
+        }
         let request =
             serde_json::from_value(settings.clone()).map_err(|error| bad(format!("settings: {error}").into()))?;
         Ok(Self {

@@ -13,6 +13,7 @@ use crate::console::Console;
 use crate::failure::{DOES_NOT_FIT, Failure};
 use crate::hub::cached_config;
 use crate::job::{Chosen, JobError, plan_file};
+use crate::memory::format_bytes;
 use crate::mix::front::front;
 use crate::mix::html::page;
 use crate::mix::levers::levers;
@@ -21,10 +22,10 @@ use crate::mix::report::PlanReport;
 use crate::mix::vary::curve;
 use crate::mix::{Candidate, Device, Space, search};
 use crate::pretrained::{Pretrained, read_config};
-use crate::settings::{AskedMethod, Request};
+use crate::settings::{AskedMethod, ByteLimit, Request};
 use crate::subject::Subject;
 
-use super::{print_json, write};
+use super::{complain, print_json, write};
 
 /// Searches for one job, each beside the reserve that the one before left.
 const ATTEMPTS: u32 = 3;
@@ -37,6 +38,7 @@ pub fn run(args: &PlanArgs) -> Result<u8, Failure> {
         Some(path) => args.request.clone().or(Request::read(path)?),
         None => args.request.clone(),
     };
+    check(args, &request)?;
     let name = args.name.as_deref().or(request.model.as_deref()).map(Path::to_owned);
     request.model.clone_from(&name);
     request.method.get_or_insert(AskedMethod::Auto);
@@ -48,10 +50,45 @@ pub fn run(args: &PlanArgs) -> Result<u8, Failure> {
         Some(budget) => budget.0,
         None => device.memory_bytes()?,
     };
+    if let Device::Card(target) = &device
+        && budget > target.card().memory_bytes()
+    {
+        let message = format!("{} has {}", device.name(), format_bytes(target.card().memory_bytes()));
+        return Err(Failure::Flag {
+            flag: "--budget",
+            message,
+        });
+    }
     // What leaves a card goes to the host's memory, which settings of the CPU know nothing of.
-    let given = request.host_memory.take().or(request.disk).and_then(|limit| limit.0);
+    let on_card = matches!(device, Device::Card(_));
+    let limit = |limit: Option<ByteLimit>| limit.and_then(|limit| limit.0);
+    let (disk, host) = (limit(request.disk), limit(request.host_memory.take()));
+    match (on_card, disk, host) {
+        (true, Some(_), _) => {
+            return Err(Failure::Flag {
+                flag: "--disk",
+                message: "what leaves a card goes to the host's memory: say --host-memory".to_owned(),
+            });
+        }
+        (false, _, Some(_)) => {
+            return Err(Failure::Flag {
+                flag: "--host-memory",
+                message: "what leaves the CPU's memory goes to a file: say --disk".to_owned(),
+            });
+        }
+        _ => {}
+    }
+    let given = disk.or(host);
     let lower_tier_bytes = given.unwrap_or_else(|| device.lower_tier_bytes());
     let pretrained = open(name.as_deref(), request.adapter.as_deref())?;
+    if pretrained.is_none() && request.adapter.is_some() {
+        return Err(Failure::Flag {
+            flag: "--adapter",
+            message:
+                "goes with a model's files, which tell its layers; of a name there is no more than a configuration"
+                    .to_owned(),
+        });
+    }
     let reserve = device.reserve(name.is_some())?;
     let space = Space::new(request, budget, device.has_bf16())?;
     let subject = match (&name, &pretrained) {
@@ -100,8 +137,13 @@ pub fn run(args: &PlanArgs) -> Result<u8, Failure> {
         let curve = curve(vary, &space, &subject, &device, &reserve, lower_tier_bytes)?;
         report.curves.push(curve);
     }
-    if let Some(path) = &args.save {
-        save(path, &outcome.candidate, &device)?;
+    match &args.save {
+        Some(path) if report.fits => save(path, &outcome.candidate, &device)?,
+        Some(path) => complain(format_args!(
+            "note: a plan that does not fit is not kept: {} is not written",
+            path.display()
+        )),
+        None => {}
     }
     if let Some(path) = &args.html {
         let needed = report.minimum_budget_bytes;
@@ -116,6 +158,27 @@ pub fn run(args: &PlanArgs) -> Result<u8, Failure> {
     write(console.line(&report.text()))?;
     print_json(console, &report)?;
     Ok(if report.fits { 0 } else { DOES_NOT_FIT })
+}
+
+/// What flags must be before anything is planned.
+fn check(args: &PlanArgs, request: &Request) -> Result<(), Failure> {
+    if args.name.is_some() && request.model.is_some() {
+        return Err(Failure::Flag {
+            flag: "--model",
+            message: "the model is given already, before the flags".to_owned(),
+        });
+    }
+    for (flag, path) in [("--save", &args.save), ("--html", &args.html)] {
+        let Some(path) = path else { continue };
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let message = match folder {
+            _ if path.is_dir() => format!("{} is a folder: name a file in it", path.display()),
+            Some(folder) if !folder.is_dir() => format!("there is no folder {}", folder.display()),
+            _ => continue,
+        };
+        return Err(Failure::Flag { flag, message });
+    }
+    Ok(())
 }
 
 /// Keeps a plan, whole or not at all.

@@ -35,7 +35,7 @@ pub struct Lever {
     /// In words.
     pub name: &'static str,
     /// As flags.
-    pub flags: &'static str,
+    pub flags: String,
     /// By which the device's memory that the plain job needs is less; negative where it is more.
     pub saved_bytes: i64,
     /// The time of a step against that of the plain job.
@@ -241,7 +241,10 @@ pub fn levers(space: &Space, subject: &Subject<'_>, device: &Device) -> Result<L
         };
         levers.push(Lever {
             name: technique.name,
-            flags: technique.flags,
+            flags: match settings.mlp_tile.0 {
+                Some(tokens) => technique.flags.replace('N', &tokens.to_string()),
+                None => technique.flags.to_owned(),
+            },
             saved_bytes: plain_arena_bytes as i64 - fit.plan.arena_bytes() as i64,
             time_factor: fit.prediction.seconds / plain_seconds,
             kind: technique.kind,

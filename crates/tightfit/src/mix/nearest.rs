@@ -9,6 +9,7 @@ use super::search::{self, Outcome};
 use super::space::Space;
 use crate::failure::Failure;
 use crate::memory::format_bytes;
+use crate::settings::SettingsError;
 use crate::subject::Subject;
 use tightfit_search::Limits;
 
@@ -25,6 +26,14 @@ pub struct Change {
     pub change: String,
     /// Bytes that the device then needs, its reserve included.
     pub needed_bytes: u64,
+}
+
+/// Of changes from the smallest to the largest, the first that fits, and what it then needs. Where the last does not, none does.
+fn first<N: Copy, T>(changes: &[(N, T)], fits: impl Fn(&T) -> Option<u64>) -> Option<(N, u64)> {
+    let ((last, largest), smaller) = changes.split_last()?;
+    let needed = fits(largest)?;
+    let found = smaller.iter().find_map(|(name, change)| Some((*name, fits(change)?)));
+    Some(found.unwrap_or((*last, needed)))
 }
 
 /// The longest sequence, the largest model and the smallest card that would do, as far as there are such.
@@ -48,13 +57,22 @@ pub fn nearest(
         fits_on(space, subject, device, limits).map(|arena| arena.saturating_add(reserve_bytes))
     };
     let mut changes = Vec::new();
+    let plan = &smallest.candidate.fit.plan;
+    let needed_bytes = plan.arena_bytes().saturating_add(reserve_bytes);
+    let is_of_budget = needed_bytes <= device.memory_bytes()?.max(space.budget())
+        && plan.lower_tier_bytes() <= limits.lower_tier_bytes
+        && plan.arena_bytes() > limits.arena_bytes;
+    if is_of_budget {
+        let change = format!("--budget {needed_bytes}");
+        changes.push(Change { change, needed_bytes });
+    }
     let seq = space.plain()?.seq;
-    for shorter in (1..=HALVINGS).map(|halving| seq >> halving).filter(|&seq| seq > 0) {
-        if let Some(needed_bytes) = fits(&space.with_seq(shorter)?, subject) {
-            let change = format!("--seq {shorter}");
-            changes.push(Change { change, needed_bytes });
-            break;
-        }
+    let shorter = (1..=HALVINGS).map(|halving| seq >> halving).filter(|&seq| seq > 0);
+    let shorter = shorter.map(|seq| Ok((seq, space.with_seq(seq)?)));
+    let shorter: Vec<(u64, Space)> = shorter.collect::<Result<_, SettingsError>>()?;
+    if let Some((seq, needed_bytes)) = first(&shorter, |space| fits(space, subject)) {
+        let change = format!("--seq {seq}");
+        changes.push(Change { change, needed_bytes });
     }
     let parameters = subject.config.parameters();
     let mut smaller: Vec<&Known> = Known::all()
@@ -72,21 +90,25 @@ pub fn nearest(
         }
         is_next
     });
-    for known in smaller.into_iter().take(MODELS) {
-        if let Some(needed_bytes) = Subject::known(known).ok().and_then(|subject| fits(space, &subject)) {
-            let change = format!("a smaller model, such as {}", known.name);
-            changes.push(Change { change, needed_bytes });
-            break;
-        }
+    let smaller: Vec<(&str, &Known)> = smaller
+        .into_iter()
+        .take(MODELS)
+        .map(|known| (&*known.name, known))
+        .collect();
+    let fits_known = |known: &&Known| Subject::known(known).ok().and_then(|subject| fits(space, &subject));
+    if let Some((name, needed_bytes)) = first(&smaller, fits_known) {
+        let change = format!("a smaller model, such as {name}");
+        changes.push(Change { change, needed_bytes });
     }
     let Device::Card(target) = device else {
         return Ok(changes);
     };
-    let plan = &smallest.candidate.fit.plan;
-    let needed_bytes = plan.arena_bytes().saturating_add(reserve_bytes);
     if plan.arena_bytes() <= limits.arena_bytes {
         let change = format!("{} of host memory", format_bytes(plan.lower_tier_bytes()));
         changes.push(Change { change, needed_bytes });
+    }
+    if is_of_budget {
+        return Ok(changes);
     }
     let mut larger: Vec<&Card> = Card::all()
         .iter()

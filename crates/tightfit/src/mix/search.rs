@@ -328,9 +328,9 @@ impl<'a> Search<'a> {
 
     /// What may leave memory.
     fn offload(&self) -> Offload {
-        match self.limits.lower_tier_bytes {
-            0 => Offload::None,
-            _ => self.space.offload(),
+        match (self.limits.lower_tier_bytes, self.space.offload()) {
+            (0, Offload::Auto) => Offload::None,
+            (_, given) => given,
         }
     }
 
@@ -347,7 +347,7 @@ impl<'a> Search<'a> {
         candidate
     }
 
-    /// Where nothing fits: the smallest of what changes results most, method by method.
+    /// Where nothing fits: the smallest of what stores its numbers in the fewest bits, method by method.
     fn smallest(&mut self, groups: &[Group]) -> Result<Candidate, Failure> {
         let mut smallest: Result<Candidate, JobError> = Err(PlanError::TooLarge.into());
         // However much leaves the device's memory.
@@ -356,11 +356,13 @@ impl<'a> Search<'a> {
             lower_tier_bytes: u64::MAX,
         };
         let offload = self.offload();
-        let last_of_method = groups.iter().enumerate().filter(|(index, group)| {
-            let next = groups.get(index + 1);
-            next.is_none_or(|next| next.numbers.method != group.numbers.method)
-        });
-        for (_, Group { numbers, .. }) in last_of_method {
+        // Groups are in the order of fidelity, so the last of a method stores its numbers in the fewest bits.
+        let precision = |method: Method| {
+            let mut last = groups.iter().rev().map(|group| group.numbers);
+            last.find(|last| last.method == method).map(|last| last.precision)
+        };
+        let numbers = groups.iter().map(|group| &group.numbers);
+        for numbers in numbers.filter(|numbers| precision(numbers.method) == Some(numbers.precision)) {
             for cut in self.space.cuts().pop().unwrap_or_default() {
                 let Ok(mut settings) = self.space.settings(numbers, Some(cut), offload) else {
                     continue;

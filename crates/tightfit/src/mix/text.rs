@@ -125,7 +125,7 @@ impl PlanReport {
             from += bytes;
             let mark = if name == FREE { "░" } else { "█" };
             let bar = format!("{}{}", " ".repeat(start), mark.repeat((end - start).max(1)));
-            format!("  {:>10}  {name:<22} {bar}", format_bytes(bytes))
+            format!("  {:>11}  {name:<23} {bar}", format_bytes(bytes))
         });
         lines.collect()
     }

@@ -112,12 +112,15 @@ pub fn curve(
     reserve: &Reserve,
     lower_tier_bytes: u64,
 ) -> Result<Curve, Failure> {
+    let with = |value: u64| match vary.key {
+        Key::Seq => space.with_seq(value),
+        Key::Batch => space.with_batch(value),
+        Key::Budget => space.with_budget(value),
+    };
+    // Whatever is wrong with a value is said before any is planned.
+    vary.values.iter().try_for_each(|&value| with(value).map(|_| ()))?;
     let point = |&value: &u64| -> Result<Point, Failure> {
-        let space = match vary.key {
-            Key::Seq => space.with_seq(value)?,
-            Key::Batch => space.with_batch(value)?,
-            Key::Budget => space.with_budget(value)?,
-        };
+        let space = with(value)?;
         let limits = device.limits(space.budget(), reserve, lower_tier_bytes);
         let outcome = search(&space, subject, device, &limits)?;
         let candidate = &outcome.candidate;
@@ -143,7 +146,7 @@ impl Curve {
     /// A table for people.
     pub fn lines(&self) -> Vec<String> {
         let header = format!(
-            "{:<9}{:>12}  {:>12}  {:>12}  {:>10}  mix",
+            "{:<11}{:>12}  {:>12}  {:>12}  {:>10}  mix",
             self.key.to_string(),
             "device",
             "beyond it",
@@ -158,7 +161,7 @@ impl Curve {
             let needed = format_bytes(point.needed_bytes);
             let verdict = if point.fits { "" } else { "does not fit: " };
             format!(
-                "{value:<9}{needed:>12}  {:>12}  {:>12.3}  {:>10.0}  {verdict}{}",
+                "{value:<11}{needed:>12}  {:>12}  {:>12.3}  {:>10.0}  {verdict}{}",
                 format_bytes(point.host_bytes),
                 point.seconds_per_step,
                 point.tokens_per_second,

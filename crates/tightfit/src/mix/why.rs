@@ -89,6 +89,13 @@ pub fn op_at(plan: &Plan, routine: usize, time: u32) -> String {
 
 /// For people.
 pub fn lines(what: &str, buffers: &[Buffer]) -> Vec<String> {
+    if buffers.is_empty() {
+        let roles: Vec<String> = Role::ALL.iter().map(ToString::to_string).collect();
+        return vec![format!(
+            "why      no buffer has `{what}` in its name; roles are {}",
+            roles.join(", ")
+        )];
+    }
     let total: u64 = buffers.iter().map(|buffer| buffer.bytes).sum();
     let mut lines = vec![format!(
         "why      {what}: {} buffers of {} in all, not all at one time",
@@ -105,7 +112,7 @@ pub fn lines(what: &str, buffers: &[Buffer]) -> Vec<String> {
             None => "not in the arena".to_owned(),
         };
         lines.push(format!(
-            "  {:>10}  {:<15} {}, {place}: {life}",
+            "  {:>11}  {:<15} {}, {place}: {life}",
             format_bytes(buffer.bytes),
             buffer.role.to_string(),
             buffer.name
