@@ -66,8 +66,8 @@ impl GpuTarget {
         &self.card
     }
 
-    /// What the process needs beside its arena. A context was seen to take 250 to 500 MiB, more on cards with more multiprocessors
-    /// (`vram_published`'s rows of contexts); a desktop takes what the user says it does.
+    /// What the process needs beside its arena. A context takes 250 to 500 MiB by what users report, more on cards with more
+    /// multiprocessors; a desktop some 256 MiB.
     pub fn reserve(&self) -> Reserve {
         Reserve {
             context_bytes: 512 << 20,

@@ -204,6 +204,11 @@ fn candidates(step: &Step, backend: &Backend<'_>, limits: &Limits, request: Requ
             in_memory,
         }
     };
+    kinds(request.offload).into_iter().map(candidate).collect()
+}
+
+/// The kinds that may be on the lower tier together, from what moves least to what moves most.
+fn kinds(offload: Offload) -> Vec<Tiers> {
     let of = |activations, optimizer, weights| Tiers {
         activations,
         optimizer,
@@ -211,7 +216,7 @@ fn candidates(step: &Step, backend: &Backend<'_>, limits: &Limits, request: Requ
         ..Tiers::default()
     };
     let as_needed = Activations::AsNeeded { link_seconds: 0.0 };
-    let kinds = match request.offload {
+    match offload {
         Offload::None => vec![Tiers::default()],
         Offload::Kinds {
             activations: true,
@@ -226,8 +231,7 @@ fn candidates(step: &Step, backend: &Backend<'_>, limits: &Limits, request: Requ
             of(as_needed, false, true),
             of(as_needed, true, true),
         ],
-    };
-    kinds.into_iter().map(candidate).collect()
+    }
 }
 
 /// What no plan of a step can beat: found without making one.
@@ -259,19 +263,7 @@ pub fn bound(step: &Step, backend: &Backend<'_>, limits: &Limits, request: Reque
 /// What also no plan of the same step in smaller parts can beat, where as much leaves memory as `offload` allows: kernels without
 /// recomputing take their time, and what there is no room for is fetched at least once.
 pub fn floor(step: &Step, target: &dyn Target, limits: &Limits, offload: Offload) -> Bound {
-    let all = match offload {
-        Offload::None => Tiers::default(),
-        Offload::Auto => Tiers {
-            optimizer: true,
-            weights: true,
-            ..Tiers::default()
-        },
-        Offload::Kinds { optimizer, weights, .. } => Tiers {
-            optimizer,
-            weights,
-            ..Tiers::default()
-        },
-    };
+    let all = kinds(offload).pop().unwrap_or_default();
     let tensors = tensors(step);
     let sum = |leaves: bool| -> u64 {
         let tensors = tensors.values().filter(|tensor| tensor.leaves(&all) == leaves);
